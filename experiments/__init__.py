@@ -1,0 +1,1 @@
+"""Config-driven experiments: data, training, evaluation, checkpoints, PhysicsNeMo weights."""

@@ -1,0 +1,89 @@
+"""The FLARE attention layer."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Bool, Float, Key
+
+from flare_jax.linear import Linear
+from flare_jax.mixer import MixerWeights, flare_mixer
+from parallel import mesh as mesh_lib
+from parallel.mesh import DATA, HEADS, POINTS
+from parallel.random import points_dropout
+
+
+class FLAREAttention(nnx.Module):
+    """Attention of points through a few learned latent queries (FLARE, arXiv 2508.12594).
+
+    Cost and memory are linear in the number of points. The points may be split over the mesh axis
+    `points`, the heads over `heads`; the latent queries are replicated over the points.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        heads: int,
+        latents: int,
+        *,
+        dropout: float = 0.0,
+        scale: float = 1.0,
+        chunk_size: int | None = None,
+        rngs: nnx.Rngs,
+        dtype: jax.typing.DTypeLike = jnp.float32,
+        param_dtype: jax.typing.DTypeLike = jnp.float32,
+    ):
+        """Makes the weights.
+
+        Args:
+            dim: width of the points; a multiple of `heads`.
+            heads: number of attention heads.
+            latents: number of latent queries of each head.
+            dropout: dropout rate of the output.
+            scale: factor of the scores.
+            chunk_size: points worked on at once, see `flare_mixer`.
+            rngs: random streams; `params` is used.
+            dtype: type to compute in.
+            param_dtype: type of the weights.
+        """
+        width = dim // heads
+        types = dict(rngs=rngs, dtype=dtype, param_dtype=param_dtype)
+        queries = jax.random.normal(rngs.params(), (heads, latents, width), param_dtype)
+        self.latent_queries = nnx.Param(queries, out_sharding=(HEADS, None, None))
+        self.project_in = Linear(dim, dim, out_axis=HEADS, **types)
+        self.project_key = Linear(width, width, **types)
+        self.project_value = Linear(width, width, **types)
+        self.project_out = Linear(dim, dim, in_axis=HEADS, **types)
+        self.heads = heads
+        self.dropout = dropout
+        self.scale = scale
+        self.chunk_size = chunk_size
+
+    def __call__(
+        self,
+        x: Float[Array, "B N C"],
+        point_mask: Bool[Array, "B N"] | None = None,
+        dropout_key: Key[Array, ""] | None = None,
+    ) -> Float[Array, "B N C"]:
+        """Mixes the points of each sample.
+
+        Args:
+            x: points; on a mesh N divides by the `points` axis.
+            point_mask: True where a point is real.
+            dropout_key: randomness of the dropout; without it there is none.
+
+        Returns:
+            The mixed points.
+        """
+        batch, points, dim = x.shape
+        x = self.project_in(x).reshape(batch, points, self.heads, dim // self.heads)
+        x = mesh_lib.constrain(x, DATA, POINTS, HEADS, None)
+        weights = MixerWeights(
+            self.latent_queries[...],
+            self.project_key.kernel[...],
+            self.project_key.bias[...],
+            self.project_value.kernel[...],
+            self.project_value.bias[...],
+        )
+        y = flare_mixer(x, weights, point_mask, scale=self.scale, chunk_size=self.chunk_size)
+        y = self.project_out(y.reshape(batch, points, dim))
+        return points_dropout(y, self.dropout, dropout_key)

@@ -1,0 +1,140 @@
+"""Transformer blocks, and a stack of them that is compiled once whatever its depth."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Bool, Float, Key
+
+from flare_jax.mlp import MLP
+from parallel import mesh as mesh_lib
+from parallel.mesh import DATA, POINTS
+
+_NORM_EPSILON = 1e-5
+REMAT_POLICIES = ("none", "block")
+
+
+def layer_norm(
+    features: int,
+    *,
+    rngs: nnx.Rngs,
+    dtype: jax.typing.DTypeLike,
+    param_dtype: jax.typing.DTypeLike,
+) -> nnx.LayerNorm:
+    """Layer normalization over the channels; statistics in float32, in two passes."""
+    return nnx.LayerNorm(
+        features,
+        epsilon=_NORM_EPSILON,
+        use_fast_variance=False,
+        scale_metadata={"out_sharding": (None,)},
+        bias_metadata={"out_sharding": (None,)},
+        rngs=rngs,
+        dtype=dtype,
+        param_dtype=param_dtype,
+    )
+
+
+class Block(nnx.Module):
+    """Attention and perceptron, each behind a normalization and beside a residual."""
+
+    def __init__(
+        self,
+        attention: nnx.Module,
+        dim: int,
+        *,
+        mlp_ratio: int,
+        act: str,
+        rngs: nnx.Rngs,
+        dtype: jax.typing.DTypeLike = jnp.float32,
+        param_dtype: jax.typing.DTypeLike = jnp.float32,
+    ):
+        """Puts a block around an attention layer.
+
+        Args:
+            attention: called as `attention(x, point_mask, dropout_key)`.
+            dim: width of the points.
+            mlp_ratio: hidden width of the perceptron, in units of `dim`.
+            act: activation of the perceptron.
+            rngs: random streams; `params` is used.
+            dtype: type to compute in.
+            param_dtype: type of the weights.
+        """
+        types = dict(rngs=rngs, dtype=dtype, param_dtype=param_dtype)
+        self.norm_attention = layer_norm(dim, **types)
+        self.attention = attention
+        self.norm_mlp = layer_norm(dim, **types)
+        self.mlp = MLP(dim, dim * mlp_ratio, dim, act=act, **types)
+
+    def __call__(
+        self,
+        x: Float[Array, "B N C"],
+        point_mask: Bool[Array, "B N"] | None = None,
+        dropout_key: Key[Array, ""] | None = None,
+    ) -> Float[Array, "B N C"]:
+        """Applies the block."""
+        x = x + self.attention(self.norm_attention(x), point_mask, dropout_key)
+        x = x + self.mlp(self.norm_mlp(x))
+        return mesh_lib.constrain(x, DATA, POINTS, None)
+
+
+class BlockStack(nnx.Module):
+    """Blocks of one kind in a row. Their weights are stacked and the depth is scanned."""
+
+    def __init__(
+        self,
+        make_block: Callable[[nnx.Rngs], nnx.Module],
+        depth: int,
+        *,
+        remat: str = "none",
+        rngs: nnx.Rngs,
+    ):
+        """Makes `depth` blocks.
+
+        Args:
+            make_block: makes one block from its random streams.
+            depth: number of blocks.
+            remat: what the forward pass keeps for the gradient: `none` recomputes nothing, `block`
+                keeps only the input of each block and computes the block again.
+            rngs: random streams; each block gets its own.
+
+        Raises:
+            ValueError: `remat` is unknown.
+        """
+        if remat not in REMAT_POLICIES:
+            raise ValueError(f"remat: expected one of {', '.join(REMAT_POLICIES)}; got {remat!r}")
+        self.blocks = _stack([make_block(rngs) for _ in range(depth)])
+        self.depth = depth
+        self.remat = remat
+
+    def __call__(
+        self,
+        x: Float[Array, "B N C"],
+        point_mask: Bool[Array, "B N"] | None = None,
+        dropout_key: Key[Array, ""] | None = None,
+    ) -> Float[Array, "B N C"]:
+        """Applies the blocks one after another; each draws its own dropout."""
+        graph, weights = nnx.split(self.blocks)
+
+        def apply_block(x, layer):
+            weights, key = layer
+            return nnx.merge(graph, weights)(x, point_mask, key), None
+
+        if self.remat == "block":
+            # The scan already keeps the recomputation apart from the forward pass.
+            apply_block = jax.checkpoint(apply_block, prevent_cse=False)
+        keys = None if dropout_key is None else jax.random.split(dropout_key, self.depth)
+        return jax.lax.scan(apply_block, x, (weights, keys))[0]
+
+
+def _stack(blocks: list[nnx.Module]) -> nnx.Module:
+    """One module whose variables hold those of all blocks, along a new first axis."""
+    graph, _ = nnx.split(blocks[0])
+    variables = jax.tree.map(
+        lambda *values: jnp.stack(values), *(nnx.state(block) for block in blocks)
+    )
+    stacked = nnx.merge(graph, variables)
+    for _, variable in nnx.iter_graph(stacked):
+        if isinstance(variable, nnx.Variable):
+            variable.set_metadata(out_sharding=(None, *variable.get_metadata("out_sharding")))
+    return stacked

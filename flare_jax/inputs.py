@@ -1,0 +1,136 @@
+"""What a model is called with: checked, flattened, padded to the mesh, given back as it came."""
+
+import math
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float
+
+from parallel import mesh as mesh_lib
+from parallel.mesh import DATA, POINTS
+from parallel.points import pad_axis, padded_size
+
+
+@dataclass(frozen=True)
+class PointLayout:
+    """How the points of one call are laid out; hashable, so that it can be static under `jit`.
+
+    Attributes:
+        given: shape of the points as given, `(N,)` or the axes of a grid.
+        points: number of points as given.
+        row: points that must stay together, a row of the grid or 1.
+    """
+
+    given: tuple[int, ...]
+    points: int
+    row: int
+
+    @property
+    def rows(self) -> int:
+        """Rows to compute on: those given, padded to divide over the mesh axis `points`."""
+        return padded_size(self.points // self.row)
+
+    def flatten(self, x: Float[Array, "B *N C"]) -> Float[Array, "B N_padded C"]:
+        """Points along one axis, padded with zeros so that the mesh divides them."""
+        x = x.reshape(x.shape[0], self.points, x.shape[-1])
+        x = pad_axis(x, 1, self.rows * self.row - self.points)
+        return mesh_lib.constrain(x, DATA, POINTS, None)
+
+    def flatten_mask(
+        self, mask: Bool[Array, "B *N"] | None, batch: int
+    ) -> Bool[Array, "B N_padded"] | None:
+        """The mask of the flattened points; `None` where every one is real."""
+        extra = self.rows * self.row - self.points
+        if mask is None and not extra:
+            return None
+        if mask is None:
+            mask = jnp.ones((batch, self.points), bool)
+        mask = pad_axis(mask.reshape(batch, self.points), 1, extra)
+        return mesh_lib.constrain(mask, DATA, POINTS)
+
+    def unflatten(self, y: Float[Array, "B N_padded C"]) -> Float[Array, "B *N C"]:
+        """Points in the layout that was given, without the padding of `flatten`."""
+        if y.shape[1] != self.points:
+            y = y[:, : self.points]
+        return y.reshape(y.shape[0], *self.given, y.shape[-1])
+
+
+def check_points(
+    name: str,
+    x: jax.Array | np.ndarray,
+    width: int,
+    structured_shape: tuple[int, ...] | None,
+    *,
+    padded: bool,
+) -> PointLayout:
+    """Checks an array of points and finds its layout.
+
+    Args:
+        name: name of the argument, for errors.
+        x: the points, `(B, N, width)`, or `(B, *grid, width)` for a grid.
+        width: expected number of channels.
+        structured_shape: shape of the grid, if it is one.
+        padded: whether there is a mask; without one a grid may not have more rows than its shape.
+
+    Returns:
+        The layout of the points.
+
+    Raises:
+        ValueError: a wrong rank, width or grid, or a batch that the mesh does not divide.
+    """
+    shape = tuple(x.shape)
+    expected = f"(B, N, {width})"
+    if structured_shape is not None:
+        expected += f" with N = {math.prod(structured_shape)}, or (B, "
+        expected += f"{', '.join(map(str, structured_shape))}, {width})"
+    wrong = ValueError(f"{name}: expected shape {expected}; got {shape}")
+
+    spatial = structured_shape is not None and len(shape) == len(structured_shape) + 2
+    if not spatial and len(shape) != 3:
+        raise wrong
+    given, points = shape[1:-1], math.prod(shape[1:-1])
+    if shape[-1] != width or not shape[0] or not points:
+        raise wrong
+    row = 1
+    if structured_shape is not None:
+        row, real = math.prod(structured_shape[1:]), math.prod(structured_shape)
+        if (spatial and given[1:] != structured_shape[1:]) or points % row or points < real:
+            raise wrong
+        if points > real and not padded:
+            raise ValueError(
+                f"{name}: {points // row} rows for a grid of {structured_shape[0]} are padding and "
+                f"need a point_mask; got shape {shape} without one"
+            )
+
+    groups = mesh_lib.axis_size(DATA)
+    if shape[0] % groups:
+        raise ValueError(
+            f"{name}: a batch of {shape[0]} samples does not divide over the mesh axis 'data' of "
+            f"{groups}; use a multiple of {groups} samples or a smaller axis"
+        )
+    return PointLayout(given=given, points=points, row=row)
+
+
+def check_mask(mask: jax.Array | np.ndarray | None, batch: int, layout: PointLayout) -> None:
+    """Checks the mask of points of a layout.
+
+    Raises:
+        ValueError: a wrong shape or type, or a sample without a real point. Under `jax.jit` the
+            values cannot be looked at; such a sample then comes out zero.
+    """
+    if mask is None:
+        return
+    if mask.shape not in ((batch, layout.points), (batch, *layout.given)) or mask.dtype != bool:
+        raise ValueError(
+            f"point_mask: expected bool {(batch, *layout.given)}; got {mask.dtype} "
+            f"{tuple(mask.shape)}"
+        )
+    if isinstance(mask, jax.core.Tracer) or not getattr(mask, "is_fully_addressable", True):
+        return
+    empty = np.flatnonzero(~np.asarray(mask).reshape(batch, layout.points).any(1))
+    if empty.size:
+        raise ValueError(
+            f"point_mask: sample {empty[0]} has no real point; every sample needs at least one"
+        )

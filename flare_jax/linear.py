@@ -1,0 +1,77 @@
+"""A linear layer that reduces in float32 whatever it computes in."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float
+
+from parallel.softmax import accumulation_dtype
+
+# The reference draws linear weights from a normal distribution of this deviation, truncated at 100
+# deviations: the truncation never acts.
+_KERNEL_DEVIATION = 0.02
+
+
+class Linear(nnx.Module):
+    """`y = x @ kernel + bias` over the last axis.
+
+    Unlike `nnx.Linear` in a narrow `dtype`, products are accumulated, and the gradients of kernel
+    and bias summed over the points and their shards, in float32.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        rngs: nnx.Rngs,
+        in_axis: str | None = None,
+        out_axis: str | None = None,
+        dtype: jax.typing.DTypeLike = jnp.float32,
+        param_dtype: jax.typing.DTypeLike = jnp.float32,
+    ):
+        """Makes the weights: kernel normal with deviation 0.02, bias zero.
+
+        Args:
+            in_features: width of the input.
+            out_features: width of the output.
+            rngs: random streams; `params` is used.
+            in_axis: mesh axis over which the rows of the kernel are split.
+            out_axis: mesh axis over which its columns, and the bias, are split.
+            dtype: type to compute in.
+            param_dtype: type of the weights.
+        """
+        kernel = jax.random.normal(rngs.params(), (in_features, out_features), param_dtype)
+        self.kernel = nnx.Param(_KERNEL_DEVIATION * kernel, out_sharding=(in_axis, out_axis))
+        self.bias = nnx.Param(jnp.zeros(out_features, param_dtype), out_sharding=(out_axis,))
+        self.dtype = dtype
+
+    def __call__(self, x: Float[Array, "*B C_in"]) -> Float[Array, "*B C_out"]:
+        """Applies the layer in its `dtype`."""
+        return linear(x.astype(self.dtype), self.kernel[...], self.bias[...])
+
+
+@jax.custom_vjp
+def linear(
+    x: Float[Array, "*B C_in"], kernel: Float[Array, "C_in C_out"], bias: Float[Array, " C_out"]
+) -> Float[Array, "*B C_out"]:
+    """`x @ kernel + bias` in the type of `x`, reduced in float32 or wider."""
+    dtype = accumulation_dtype(x.dtype)
+    y = jnp.matmul(x, kernel.astype(x.dtype), preferred_element_type=dtype)
+    return (y + bias.astype(dtype)).astype(x.dtype)
+
+
+def _linear_forward(x, kernel, bias):
+    return linear(x, kernel, bias), (x, kernel, bias)
+
+
+def _linear_backward(residuals, d_y):
+    x, kernel, bias = residuals
+    dtype = accumulation_dtype(x.dtype)
+    d_x = jnp.matmul(d_y, kernel.astype(x.dtype).T, preferred_element_type=dtype).astype(x.dtype)
+    d_kernel = jnp.einsum("...i,...o->io", x, d_y, preferred_element_type=dtype)
+    d_bias = d_y.astype(dtype).sum(tuple(range(d_y.ndim - 1)))
+    return d_x, d_kernel.astype(kernel.dtype), d_bias.astype(bias.dtype)
+
+
+linear.defvjp(_linear_forward, _linear_backward)

@@ -1,0 +1,258 @@
+"""The transformer over points that FLARE and Transolver share; they differ in their attention."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Bool, Float
+
+from flare_jax.block import Block, BlockStack, layer_norm
+from flare_jax.embeddings import TimeEmbedding, unified_position
+from flare_jax.inputs import PointLayout, check_mask, check_points
+from flare_jax.linear import Linear
+from flare_jax.mlp import MLP
+from parallel import mesh as mesh_lib
+from parallel.mesh import HEADS
+from parallel.parameters import place_parameters
+
+
+class PointTransformer(nnx.Module):
+    """Input perceptron, a stack of blocks, normalization and output layer, on points.
+
+    The shell of Transolver (arXiv 2402.02366, section 3.3). Subclasses give it their attention.
+    """
+
+    def __init__(
+        self,
+        make_attention: Callable[[nnx.Rngs, jax.typing.DTypeLike], nnx.Module],
+        *,
+        functional_dim: int,
+        out_dim: int,
+        embedding_dim: int | None,
+        n_layers: int,
+        n_hidden: int,
+        dropout: float,
+        n_head: int,
+        act: str,
+        mlp_ratio: int,
+        unified_pos: bool,
+        ref: int,
+        structured_shape: Sequence[int] | None,
+        time_input: bool,
+        remat: str,
+        rngs: nnx.Rngs,
+        dtype: jax.typing.DTypeLike | None,
+        param_dtype: jax.typing.DTypeLike,
+    ):
+        """Makes the weights and places them on the mesh of the context.
+
+        Args:
+            make_attention: makes the attention layer of one block from its random streams and the
+                type to compute in.
+            functional_dim: width of the input values, without embeddings.
+            out_dim: width of the prediction.
+            embedding_dim: width of the embeddings; needed unless `unified_pos`.
+            n_layers: number of blocks.
+            n_hidden: width of the points inside.
+            dropout: dropout rate of the attention layers' outputs.
+            n_head: attention heads; a divisor of `n_hidden`.
+            act: activation, one of `flare_jax.activations`.
+            mlp_ratio: hidden width of the blocks' perceptrons, in units of `n_hidden`.
+            unified_pos: embed points by their distances to a reference grid (2-D grids only).
+            ref: points of that reference grid along each axis.
+            structured_shape: shape of a structured grid, 2 or 3 axes; `None` for clouds.
+            time_input: take the time of each sample.
+            remat: what is computed again for the gradient, see `BlockStack`.
+            rngs: random streams; `params` makes the weights, `dropout` is drawn from in training.
+            dtype: type to compute in, `param_dtype` if it is `None`.
+            param_dtype: type of the weights.
+
+        Raises:
+            ValueError: arguments that do not fit together.
+        """
+        structured_shape = _check_shape(structured_shape)
+        _check_heads(n_hidden, n_head)
+        if unified_pos:
+            if structured_shape is None or len(structured_shape) != 2:
+                raise ValueError(
+                    f"unified_pos: expected a structured_shape of 2 axes; got {structured_shape}"
+                )
+            embedding_dim = ref * ref
+        elif embedding_dim is None:
+            raise ValueError("embedding_dim: expected a width, since unified_pos=False; got None")
+        _check_positive(
+            functional_dim=functional_dim,
+            out_dim=out_dim,
+            embedding_dim=embedding_dim,
+            n_layers=n_layers,
+            mlp_ratio=mlp_ratio,
+        )
+        if not 0 <= dropout < 1:
+            raise ValueError(f"dropout: expected a rate in [0, 1); got {dropout}")
+
+        dtype = param_dtype if dtype is None else dtype
+        self.functional_dim = functional_dim
+        self.dropout = dropout
+        self.n_head = n_head
+        self.embedding_dim = embedding_dim
+        self.structured_shape = structured_shape
+        self.unified_pos = unified_pos
+        self.ref = ref
+        self.time_input = time_input
+        self.dtype = dtype
+        self.deterministic = False
+        self.dropout_rngs = rngs.dropout.fork()
+
+        types = dict(rngs=rngs, dtype=dtype, param_dtype=param_dtype)
+        # Weights are placed at the end, all at once, and without a mesh not at all.
+        with nnx.use_eager_sharding(False):
+            self.preprocess = MLP(
+                functional_dim + embedding_dim, 2 * n_hidden, n_hidden, act=act, **types
+            )
+            if time_input:
+                self.time_embedding = TimeEmbedding(n_hidden, **types)
+
+            def make_block(rngs: nnx.Rngs) -> Block:
+                return Block(
+                    make_attention(rngs, dtype),
+                    n_hidden,
+                    mlp_ratio=mlp_ratio,
+                    act=act,
+                    rngs=rngs,
+                    dtype=dtype,
+                    param_dtype=param_dtype,
+                )
+
+            self.stack = BlockStack(make_block, n_layers, remat=remat, rngs=rngs)
+            self.norm_out = layer_norm(n_hidden, **types)
+            self.project_out = Linear(n_hidden, out_dim, **types)
+        place_parameters(self)
+
+    def __call__(
+        self,
+        fx: Float[Array, "B *N C_in"],
+        embedding: Float[Array, "B *N C_emb"] | None = None,
+        time: Float[Array, " B"] | None = None,
+        point_mask: Bool[Array, "B *N"] | None = None,
+    ) -> Float[Array, "B *N C_out"]:
+        """Predicts the fields at the points.
+
+        Args:
+            fx: values at the points, `(B, N, functional_dim)`; for a structured grid also
+                `(B, *structured_shape, functional_dim)`.
+            embedding: positions or other embeddings of the points, flat or spatial. Not with
+                `unified_pos`.
+            time: time of each sample; with `time_input` only.
+            point_mask: True where a point is real, as `parallel.shard_points` makes it. Rows that
+                are not change nothing and come out zero.
+
+        Returns:
+            The prediction `(B, N, out_dim)`, in the layout of `fx`.
+
+        Raises:
+            ValueError: an argument is missing, not taken, or of a wrong shape; or a sample has no
+                real point.
+        """
+        layout = self._check(fx, embedding, time, point_mask)
+        dropout_key = None
+        if not self.deterministic and self.dropout > 0:
+            dropout_key = self.dropout_rngs()
+        arrays = (fx, embedding, time, point_mask, dropout_key)
+        graph, weights = nnx.split(self)
+        return _apply(graph, layout, weights, *map(mesh_lib.replicate_unsharded, arrays))
+
+    def _check(self, fx, embedding, time, point_mask) -> PointLayout:
+        _check_heads_divide(self.n_head)
+        grid, padded = self.structured_shape, point_mask is not None
+        layout = check_points("fx", fx, self.functional_dim, grid, padded=padded)
+        check_mask(point_mask, fx.shape[0], layout)
+        if self.unified_pos and embedding is not None:
+            raise ValueError("embedding: expected none, since unified_pos=True makes it; got one")
+        if not self.unified_pos:
+            if embedding is None:
+                raise ValueError(
+                    f"embedding: expected shape (B, N, {self.embedding_dim}), since "
+                    "unified_pos=False; got None"
+                )
+            other = check_points("embedding", embedding, self.embedding_dim, grid, padded=padded)
+            if embedding.shape[0] != fx.shape[0] or other.points != layout.points:
+                raise ValueError(
+                    f"embedding: expected {fx.shape[0]} samples of {layout.points} points, as in "
+                    f"fx; got shape {tuple(embedding.shape)}"
+                )
+        if time is not None and not self.time_input:
+            raise ValueError("time: expected none, since time_input=False; got one")
+        if self.time_input and (time is None or tuple(time.shape) != (fx.shape[0],)):
+            got = None if time is None else tuple(time.shape)
+            raise ValueError(f"time: expected shape ({fx.shape[0]},), one a sample; got {got}")
+        return layout
+
+    def _forward(self, layout: PointLayout, fx, embedding, time, point_mask, dropout_key):
+        mask = layout.flatten_mask(point_mask, fx.shape[0])
+        fx = layout.flatten(fx.astype(self.dtype))
+        if self.unified_pos:
+            embedding = unified_position(self.structured_shape, self.ref, layout.rows)
+            embedding = jnp.broadcast_to(
+                embedding.astype(self.dtype), (fx.shape[0], *embedding.shape)
+            )
+        else:
+            embedding = layout.flatten(embedding.astype(self.dtype))
+
+        x = jnp.concatenate([embedding, fx], axis=-1)
+        if mask is not None:
+            x = jnp.where(mask[..., None], x, 0)
+        x = self.preprocess(x)
+        if time is not None:
+            x = x + self.time_embedding(time.astype(_time_dtype(self.dtype)))[:, None]
+
+        x = self.stack(x, mask, dropout_key)
+        y = self.project_out(self.norm_out(x))
+        if mask is not None:
+            y = jnp.where(mask[..., None], y, 0)
+        return layout.unflatten(y)
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _apply(graph: nnx.GraphDef, layout: PointLayout, weights, *arrays):
+    """Compiled once a shape; inside a compiled program it is inlined."""
+    return nnx.merge(graph, weights)._forward(layout, *arrays)
+
+
+def _time_dtype(dtype):
+    return jnp.result_type(jnp.float32, dtype)
+
+
+def _check_shape(structured_shape) -> tuple[int, ...] | None:
+    if structured_shape is None:
+        return None
+    shape = tuple(structured_shape)
+    if len(shape) not in (2, 3) or any(size != int(size) or size < 1 for size in shape):
+        raise ValueError(
+            f"structured_shape: expected 2 or 3 positive integers; got {structured_shape}"
+        )
+    return tuple(int(size) for size in shape)
+
+
+def _check_heads(n_hidden: int, n_head: int) -> None:
+    if n_head < 1 or n_hidden % n_head:
+        raise ValueError(
+            f"n_head: expected a divisor of n_hidden={n_hidden}; got {n_head} "
+            f"(remainder {n_hidden % n_head if n_head else 'undefined'})"
+        )
+    _check_heads_divide(n_head)
+
+
+def _check_heads_divide(n_head: int) -> None:
+    groups = mesh_lib.axis_size(HEADS)
+    if n_head % groups:
+        raise ValueError(
+            f"n_head: expected a multiple of the mesh axis 'heads' of {groups}; got {n_head}"
+        )
+
+
+def _check_positive(**sizes: int) -> None:
+    for name, size in sizes.items():
+        if size < 1:
+            raise ValueError(f"{name}: expected at least 1; got {size}")

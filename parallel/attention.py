@@ -1,0 +1,347 @@
+"""Attention whose queries, keys and values are each replicated, or split over the points.
+
+| queries | keys, values | how | communication |
+| --- | --- | --- | --- |
+| replicated | split | log-sum-exp merge | a maximum and a packed sum forward, one sum backward |
+| split | replicated | local | one packed sum backward |
+| split | split | ring (Liu et al., arXiv 2310.01889) | keys and values travel around the axis |
+| replicated | replicated | local | none |
+
+Scores exist for a tile of queries and keys at a time, and are computed again for the gradient
+(FlashAttention: Dao et al., arXiv 2205.14135).
+"""
+
+from dataclasses import dataclass
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Array, Bool, Float
+
+from parallel import chunks, softmax
+from parallel import mesh as mesh_lib
+from parallel.mesh import POINTS
+
+# Queries that a tile has at least before its keys are cut shorter.
+_TILE_QUERIES = 256
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """What of an attention call is static."""
+
+    scale: float
+    queries_sharded: bool
+    keys_sharded: bool
+    causal: bool
+
+    @property
+    def query_spec(self) -> P:
+        return P(None, POINTS) if self.queries_sharded else P()
+
+    @property
+    def key_spec(self) -> P:
+        return P(None, POINTS) if self.keys_sharded else P()
+
+    @property
+    def sums_spec(self) -> P:
+        return P(None, None, POINTS) if self.queries_sharded else P()
+
+
+def attention(
+    query: Float[Array, "B Q H D"],
+    key: Float[Array, "B K H D"],
+    value: Float[Array, "B K H D_v"],
+    *,
+    queries_sharded: bool,
+    keys_sharded: bool,
+    key_mask: Bool[Array, "B K"] | None = None,
+    scale: float | None = None,
+    causal: bool = False,
+    dropout_rate: float = 0.0,
+) -> Float[Array, "B Q H D_v"]:
+    """Softmax attention, `softmax(scale * query @ key^T) @ value`, on points split over the mesh.
+
+    Reductions are in float32 or wider. A query whose every key is masked gets zeros.
+
+    Args:
+        query: queries. Split arrays must have a length that divides by the `points` axis.
+        key: keys.
+        value: values; their width may differ from that of the keys.
+        queries_sharded: whether axis 1 of `query` is split over `points`, else replicated.
+        keys_sharded: likewise for `key`, `value` and `key_mask`.
+        key_mask: True where a key is real.
+        scale: factor of the scores, `D ** -0.5` by default.
+        causal: a query sees only the keys at its own position and before. Positions are those in
+            the whole array, whatever the split.
+        dropout_rate: must be 0. Dropout of attention weights would need the same random numbers
+            for a pair of query and key on every mesh; use dropout on the output.
+
+    Returns:
+        The attended values, laid out as the queries, in the type of `value`.
+
+    Raises:
+        ValueError: shapes that do not fit, `causal` with different numbers of queries and keys,
+            or a `dropout_rate` other than 0.
+    """
+    _check(query, key, value, key_mask, causal, dropout_rate)
+    layout = _Layout(
+        scale=query.shape[-1] ** -0.5 if scale is None else float(scale),
+        queries_sharded=queries_sharded,
+        keys_sharded=keys_sharded,
+        causal=causal,
+    )
+    return _attend_jitted(layout, query, key, value, key_mask)
+
+
+def _check(query, key, value, key_mask, causal, dropout_rate) -> None:
+    shapes = f"query {query.shape}, key {key.shape}, value {value.shape}"
+    if not query.ndim == key.ndim == value.ndim == 4:
+        raise ValueError(f"attention: expected arrays (B, N, H, D), got {shapes}")
+    if (
+        key.shape[:3] != value.shape[:3]
+        or query.shape[::2] != key.shape[::2]
+        or query.shape[3] != key.shape[3]
+    ):
+        raise ValueError(
+            "attention: expected query (B, Q, H, D), key (B, K, H, D), value (B, K, H, D_v), "
+            f"got {shapes}"
+        )
+    if key_mask is not None and (key_mask.shape != key.shape[:2] or key_mask.dtype != bool):
+        raise ValueError(
+            f"attention: expected key_mask bool {key.shape[:2]}, got {key_mask.dtype} "
+            f"{key_mask.shape}"
+        )
+    if causal and query.shape[1] != key.shape[1]:
+        raise ValueError(
+            "attention: causal needs as many queries as keys, since both count the same positions; "
+            f"got {query.shape[1]} and {key.shape[1]}"
+        )
+    if dropout_rate:
+        raise ValueError(
+            f"attention: dropout of attention weights is not available, got dropout_rate="
+            f"{dropout_rate}; drop out the output instead"
+        )
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attend(layout: _Layout, query, key, value, key_mask):
+    return _attend_forward(layout, query, key, value, key_mask)[0]
+
+
+def _attend_forward(layout: _Layout, query, key, value, key_mask):
+    run = mesh_lib.island(
+        partial(_forward, layout),
+        in_specs=(layout.query_spec, layout.key_spec, layout.key_spec, layout.key_spec),
+        out_specs=(layout.query_spec, layout.sums_spec),
+    )
+    output, log_sum_exp = run(query, key, value, key_mask)
+    return output, (query, key, value, key_mask, output, log_sum_exp)
+
+
+def _attend_backward(layout: _Layout, residuals, d_output):
+    run = mesh_lib.island(
+        partial(_backward, layout),
+        in_specs=(
+            layout.query_spec,
+            layout.key_spec,
+            layout.key_spec,
+            layout.key_spec,
+            layout.query_spec,
+            layout.sums_spec,
+            layout.query_spec,
+        ),
+        out_specs=(layout.query_spec, layout.key_spec, layout.key_spec),
+    )
+    return *run(*residuals, d_output), None
+
+
+_attend.defvjp(_attend_forward, _attend_backward)
+# Eager calls compile once a shape; inside a compiled program this is inlined.
+_attend_jitted = jax.jit(_attend, static_argnums=0)
+
+
+def _forward(layout: _Layout, query, key, value, key_mask, *, axis):
+    """One shard's part of the output and of the log-sum-exp."""
+    dtype = softmax.accumulation_dtype(query.dtype, key.dtype, value.dtype)
+    batch, queries, heads, _ = query.shape
+    sums = softmax.start(batch, heads, queries, value.shape[-1], dtype)
+    first_query = _first_position(layout.queries_sharded, queries, axis)
+
+    if layout.queries_sharded and layout.keys_sharded and axis is not None:
+        block = (key, value, key_mask)
+        shards = jax.lax.axis_size(axis)
+
+        def turn(step, carry):
+            sums, block = carry
+            block = _pass_on(block, axis)
+            owner = (jax.lax.axis_index(axis) - step) % shards
+            first_key = owner * key.shape[1]
+            return _fold(layout, sums, query, *block, first_query, first_key), block
+
+        first_key = jax.lax.axis_index(axis) * key.shape[1]
+        sums = _fold(layout, sums, query, *block, first_query, first_key)
+        sums, _ = jax.lax.fori_loop(1, shards, turn, (sums, block))
+    else:
+        first_key = _first_position(layout.keys_sharded, key.shape[1], axis)
+        sums = _fold(layout, sums, query, key, value, key_mask, first_query, first_key)
+        if layout.keys_sharded:
+            sums = softmax.merge(sums, axis)
+
+    output, log_sum_exp = softmax.finish(sums)
+    return output.swapaxes(1, 2).astype(value.dtype), log_sum_exp
+
+
+def _backward(layout: _Layout, query, key, value, key_mask, output, lse, d_output, *, axis):
+    """One shard's part of the gradients of query, key and value."""
+    dtype = lse.dtype
+    delta = jnp.einsum("bqhd,bqhd->bhq", d_output.astype(dtype), output.astype(dtype))
+    first_query = _first_position(layout.queries_sharded, query.shape[1], axis)
+    d_query = jnp.zeros(query.shape, dtype)
+    d_block = (jnp.zeros(key.shape, dtype), jnp.zeros(value.shape, dtype))
+    fixed = (query, d_output, lse, delta)
+
+    if layout.queries_sharded and layout.keys_sharded and axis is not None:
+        shards = jax.lax.axis_size(axis)
+        block = (key, value, key_mask)
+
+        def turn(step, carry):
+            d_query, block, d_block = carry
+            block, d_block = _pass_on((block, d_block), axis)
+            owner = (jax.lax.axis_index(axis) - step) % shards
+            first_key = owner * key.shape[1]
+            d_query, *d_block = _fold_gradient(
+                layout, (d_query, *d_block), fixed, *block, first_query, first_key
+            )
+            return d_query, block, tuple(d_block)
+
+        first_key = jax.lax.axis_index(axis) * key.shape[1]
+        d_query, *d_block = _fold_gradient(
+            layout, (d_query, *d_block), fixed, *block, first_query, first_key
+        )
+        d_query, _, d_block = jax.lax.fori_loop(1, shards, turn, (d_query, block, tuple(d_block)))
+        d_key, d_value = _pass_on(d_block, axis)
+    else:
+        first_key = _first_position(layout.keys_sharded, key.shape[1], axis)
+        d_query, d_key, d_value = _fold_gradient(
+            layout, (d_query, *d_block), fixed, key, value, key_mask, first_query, first_key
+        )
+        if axis is not None and layout.keys_sharded and not layout.queries_sharded:
+            d_query = jax.lax.psum(d_query, axis)
+        if axis is not None and layout.queries_sharded and not layout.keys_sharded:
+            packed = jax.lax.psum(jnp.concatenate([d_key, d_value], axis=-1), axis)
+            d_key, d_value = jnp.split(packed, [key.shape[-1]], axis=-1)
+    return d_query.astype(query.dtype), d_key.astype(key.dtype), d_value.astype(value.dtype)
+
+
+def _first_position(sharded: bool, length: int, axis: str | None):
+    """Position in the whole array of a shard's first entry."""
+    return jax.lax.axis_index(axis) * length if sharded and axis is not None else 0
+
+
+def _pass_on(block, axis: str):
+    """Every shard hands its arrays to the next shard of the ring."""
+    shards = jax.lax.axis_size(axis)
+    ring = [(i, (i + 1) % shards) for i in range(shards)]
+    return jax.tree.map(lambda array: jax.lax.ppermute(array, axis, ring), block)
+
+
+def _tile_lengths(query, key) -> tuple[int, int]:
+    batch, queries, heads, _ = query.shape
+    key_length = chunks.chunk_length(key.shape[1], batch, heads, min(queries, _TILE_QUERIES))
+    return chunks.chunk_length(queries, batch, heads, key_length), key_length
+
+
+def _scores(layout: _Layout, query, key, key_mask, first_query, first_key, dtype):
+    """Masked scores (B, H, Q, K) of a tile."""
+    scores = layout.scale * jnp.einsum("bqhd,bkhd->bhqk", query, key, preferred_element_type=dtype)
+    mask = None if key_mask is None else key_mask[:, None, None, :]
+    if layout.causal:
+        query_position = first_query + jnp.arange(query.shape[1])
+        key_position = first_key + jnp.arange(key.shape[1])
+        seen = (query_position[:, None] >= key_position)[None, None]
+        mask = seen if mask is None else mask & seen
+    return softmax.mask_scores(scores, mask)
+
+
+def _fold(layout: _Layout, sums, query, key, value, key_mask, first_query, first_key):
+    """The softmax sums of all queries after one more block of keys, tile by tile."""
+    query_length, key_length = _tile_lengths(query, key)
+    dtype = sums.maximum.dtype
+
+    def over_queries(q_start, q_size, sums):
+        query_chunk = chunks.take(query, q_start, q_size, 1)
+
+        def over_keys(k_start, k_size, chunk_sums):
+            scores = _scores(
+                layout,
+                query_chunk,
+                chunks.take(key, k_start, k_size, 1),
+                chunks.take(key_mask, k_start, k_size, 1),
+                first_query + q_start,
+                first_key + k_start,
+                dtype,
+            )
+            return softmax.accumulate(chunk_sums, scores, chunks.take(value, k_start, k_size, 1))
+
+        chunk_sums = softmax.SoftmaxSums(*(chunks.take(x, q_start, q_size, 2) for x in sums))
+        chunk_sums = chunks.for_chunks(key.shape[1], key_length, over_keys, chunk_sums)
+        return softmax.SoftmaxSums(
+            *(chunks.put(x, c, q_start, 2) for x, c in zip(sums, chunk_sums, strict=True))
+        )
+
+    return chunks.for_chunks(query.shape[1], query_length, over_queries, sums)
+
+
+def _fold_gradient(layout: _Layout, gradients, fixed, key, value, key_mask, first_query, first_key):
+    """The gradients (d_query, d_key, d_value) after one more block of keys, tile by tile."""
+    query, d_output, lse, delta = fixed
+    query_length, key_length = _tile_lengths(query, key)
+    dtype = lse.dtype
+    product = partial(jnp.einsum, preferred_element_type=dtype)
+
+    def over_keys(k_start, k_size, gradients):
+        d_query, d_key, d_value = gradients
+        key_chunk = chunks.take(key, k_start, k_size, 1)
+        value_chunk = chunks.take(value, k_start, k_size, 1)
+        mask_chunk = chunks.take(key_mask, k_start, k_size, 1)
+
+        def over_queries(q_start, q_size, carry):
+            d_query, d_key_chunk, d_value_chunk = carry
+            query_chunk = chunks.take(query, q_start, q_size, 1)
+            d_output_chunk = chunks.take(d_output, q_start, q_size, 1)
+            scores = _scores(
+                layout,
+                query_chunk,
+                key_chunk,
+                mask_chunk,
+                first_query + q_start,
+                first_key + k_start,
+                dtype,
+            )
+            weights = softmax.weights(scores, chunks.take(lse, q_start, q_size, 2))
+            d_value_chunk += product("bhqk,bqhd->bkhd", weights.astype(value.dtype), d_output_chunk)
+            d_weights = product("bqhd,bkhd->bhqk", d_output_chunk, value_chunk)
+            d_scores = weights * (d_weights - chunks.take(delta, q_start, q_size, 2)[..., None])
+            d_scores = (layout.scale * d_scores).astype(query.dtype)
+            d_key_chunk += product("bhqk,bqhd->bkhd", d_scores, query_chunk)
+            d_query_chunk = product("bhqk,bkhd->bqhd", d_scores, key_chunk)
+            d_query_chunk += chunks.take(d_query, q_start, q_size, 1)
+            return chunks.put(d_query, d_query_chunk, q_start, 1), d_key_chunk, d_value_chunk
+
+        carry = (
+            d_query,
+            chunks.take(d_key, k_start, k_size, 1),
+            chunks.take(d_value, k_start, k_size, 1),
+        )
+        d_query, d_key_chunk, d_value_chunk = chunks.for_chunks(
+            query.shape[1], query_length, over_queries, carry
+        )
+        return (
+            d_query,
+            chunks.put(d_key, d_key_chunk, k_start, 1),
+            chunks.put(d_value, d_value_chunk, k_start, 1),
+        )
+
+    return chunks.for_chunks(key.shape[1], key_length, over_keys, gradients)

@@ -1,0 +1,60 @@
+"""Work on an axis in chunks, so that what is computed for all its entries never exists at once."""
+
+from collections.abc import Callable
+
+import jax
+
+from parallel import mesh as mesh_lib
+from parallel.mesh import DATA, HEADS
+
+# Scores (float32 numbers) that one chunk may hold on a device. A CPU wants them in its cache; an
+# accelerator wants few, large kernels.
+_SCORES_A_CHUNK = {"cpu": 2**19, "gpu": 2**25, "tpu": 2**24}
+
+
+def chunk_length(total: int, batch: int, heads: int, scores_an_entry: int) -> int:
+    """Length of the chunks in which to walk over an axis of attention scores.
+
+    Args:
+        total: entries of the axis on one shard of the points.
+        batch: samples of the whole batch.
+        heads: all attention heads.
+        scores_an_entry: scores that an entry has in each sample and head.
+
+    Returns:
+        A length such that the scores of a chunk stay within a device's budget.
+    """
+    groups = mesh_lib.axis_size(DATA) * mesh_lib.axis_size(HEADS)
+    scores_an_entry = max(1, batch * heads * scores_an_entry // groups)
+    budget = _SCORES_A_CHUNK.get(mesh_lib.platform(), _SCORES_A_CHUNK["gpu"])
+    longest = max(1, min(total, budget // scores_an_entry))
+    # Equal chunks: the shorter last one, which is compiled apart, then seldom exists.
+    chunks = -(-total // longest)
+    return -(-total // chunks)
+
+
+def for_chunks(total: int, length: int, body: Callable, carry):
+    """Folds `carry = body(start, size, carry)` over consecutive chunks of an axis.
+
+    `start` may be traced; `size` is a Python integer: `length`, or less in the last chunk.
+    """
+    full, rest = divmod(total, length)
+    if full == 1:
+        carry = body(0, length, carry)
+    elif full:
+        carry = jax.lax.fori_loop(0, full, lambda i, c: body(i * length, length, c), carry)
+    if rest:
+        carry = body(full * length, rest, carry)
+    return carry
+
+
+def take(array: jax.Array | None, start, size: int, axis: int) -> jax.Array | None:
+    """Entries `start : start + size` of an axis; `None` stays `None` (a mask that is not there)."""
+    if array is None:
+        return None
+    return jax.lax.dynamic_slice_in_dim(array, start, size, axis)
+
+
+def put(array: jax.Array, chunk: jax.Array, start, axis: int) -> jax.Array:
+    """`array` with a chunk of an axis replaced, in place inside a compiled loop."""
+    return jax.lax.dynamic_update_slice_in_dim(array, chunk.astype(array.dtype), start, axis)

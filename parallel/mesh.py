@@ -1,0 +1,181 @@
+"""The device mesh: its axes, its construction, and how arrays and functions are laid out on it.
+
+This is the one place that knows the names of the mesh axes. Models and training code read the
+mesh from the context (`jax.set_mesh`); without one every helper here does nothing, so that the same
+lines run on one device.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+DATA = "data"
+POINTS = "points"
+HEADS = "heads"
+AXES = (DATA, POINTS, HEADS)
+
+
+def make_mesh(
+    data: int = 1,
+    points: int = 1,
+    heads: int = 1,
+    *,
+    devices: Sequence[jax.Device] | None = None,
+) -> Mesh:
+    """Makes a device mesh with the axes `data`, `points` and `heads`.
+
+    `data` is the slowest axis and `heads` the fastest, so that on several hosts `heads` and then
+    `points` stay inside a host as far as they fit.
+
+    Args:
+        data: number of groups that share out the samples of a batch.
+        points: number of devices that share out the points of one sample.
+        heads: number of devices that share out attention heads and MLP width.
+            One of the three may be -1: all devices that are left.
+        devices: the devices to use, all of the process group by default. If they are more than the
+            axes need, the first ones are taken.
+
+    Returns:
+        A `jax.sharding.Mesh` for `jax.set_mesh`. Its axes are of type `Auto`: the compiler
+        partitions what is not steered.
+
+    Raises:
+        ValueError: a size is neither positive nor -1, two are -1, the devices do not divide, or
+            more devices are asked for than exist.
+    """
+    devices = list(jax.devices() if devices is None else devices)
+    sizes = {DATA: data, POINTS: points, HEADS: heads}
+    for name, size in sizes.items():
+        if (
+            isinstance(size, bool)
+            or not isinstance(size, int | np.integer)
+            or size < -1
+            or not size
+        ):
+            raise ValueError(
+                f"mesh axis {name!r}: expected a positive integer or -1 (all devices left), "
+                f"got {size!r}"
+            )
+    free = [name for name, size in sizes.items() if size == -1]
+    if len(free) > 1:
+        raise ValueError(f"mesh: only one axis may be -1, got {', '.join(free)}")
+    taken = math.prod(size for size in sizes.values() if size != -1)
+    if free:
+        if len(devices) % taken:
+            raise ValueError(
+                f"mesh axis {free[0]!r} = -1: {len(devices)} devices do not divide by the other "
+                f"axes, {_describe(sizes)}"
+            )
+        sizes[free[0]] = len(devices) // taken
+    needed = math.prod(sizes.values())
+    if needed > len(devices):
+        raise ValueError(
+            f"mesh {_describe(sizes)} needs {needed} devices, but there are only {len(devices)} "
+            f"({devices[0].platform}); ask for fewer, or on a CPU start with "
+            f"XLA_FLAGS=--xla_force_host_platform_device_count={needed}"
+        )
+    return jax.make_mesh(
+        tuple(sizes.values()),
+        AXES,
+        axis_types=(AxisType.Auto,) * len(AXES),
+        devices=devices[:needed],
+    )
+
+
+def _describe(sizes: dict[str, int]) -> str:
+    return " x ".join(f"{name}={size}" for name, size in sizes.items())
+
+
+def axis_size(axis: str) -> int:
+    """Size of a mesh axis in the current context; 1 without a mesh or without that axis.
+
+    Raises:
+        ValueError: the axis is of type `Explicit`, which the models do not use.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or axis not in mesh.shape:
+        return 1
+    if dict(zip(mesh.axis_names, mesh.axis_types, strict=True))[axis] == AxisType.Explicit:
+        raise ValueError(
+            f"mesh axis {axis!r}: expected type Auto, got Explicit; make the mesh with "
+            "parallel.make_mesh"
+        )
+    return mesh.shape[axis]
+
+
+def platform() -> str:
+    """Platform that the current context compiles for: `cpu`, `gpu` or `tpu`."""
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    name = jax.default_backend() if device is None else device.platform
+    return "gpu" if name in ("cuda", "rocm") else name
+
+
+def spec(*axes: str | None) -> P:
+    """A `PartitionSpec` without the axes that the current mesh does not have."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return P(*(axis if axis in mesh.shape else None for axis in axes))
+
+
+def sharding(*axes: str | None) -> NamedSharding | None:
+    """The `NamedSharding` of `spec(*axes)` on the current mesh; `None` without a mesh.
+
+    Only outside of `jax.jit`: it names concrete devices.
+    """
+    mesh = jax.sharding.get_mesh()
+    return None if mesh.empty else NamedSharding(mesh, spec(*axes))
+
+
+def constrain(array: jax.Array, *axes: str | None) -> jax.Array:
+    """Steers the compiler: `array` is to be laid out over these mesh axes, one a dimension.
+
+    Without a mesh it returns `array` as it is.
+    """
+    if jax.sharding.get_abstract_mesh().empty:
+        return array
+    return jax.lax.with_sharding_constraint(array, spec(*axes))
+
+
+def island(function: Callable, in_specs, out_specs) -> Callable:
+    """Makes `function` run on each shard of the points, with its own communication.
+
+    `function` takes a keyword `axis`, the name to pass to `jax.lax.psum` and its like, or `None`
+    where the points are not split. Only `points` is manual inside; `data` and `heads` stay with the
+    compiler.
+
+    Args:
+        function: called as `function(*arrays, axis=...)` on the shards.
+        in_specs: one `PartitionSpec` an argument, naming no axis but `points`.
+        out_specs: likewise for the outputs. An output without `points` must be the same on every
+            shard, that is, reduced.
+
+    Returns:
+        A function of the whole arrays, which must be called under `jax.jit`.
+    """
+    if axis_size(POINTS) == 1:
+        return partial(function, axis=None)
+    return jax.shard_map(
+        partial(function, axis=POINTS),
+        in_specs=in_specs,
+        out_specs=out_specs,
+        axis_names={POINTS},
+        # Each island has a backward island of its own: autodiff never sees what is replicated.
+        check_vma=False,
+    )
+
+
+def replicate_unsharded(array):
+    """An array that lies on one device, copied to all devices of the mesh; others as they are.
+
+    A committed single-device array could otherwise not meet sharded weights in one program.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or not isinstance(array, jax.Array) or isinstance(array, jax.core.Tracer):
+        return array
+    if isinstance(array.sharding, NamedSharding):
+        return array
+    return jax.device_put(array, sharding())

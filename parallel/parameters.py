@@ -1,0 +1,31 @@
+"""Parameters on the mesh, each by the `PartitionSpec` that it carries."""
+
+import jax
+from flax import nnx
+
+from parallel import mesh as mesh_lib
+
+
+def partition_specs(module: nnx.Module):
+    """The `PartitionSpec` of every variable of a module, for the mesh of the context."""
+    specs = nnx.get_partition_spec(nnx.state(module))
+    is_spec = lambda leaf: isinstance(leaf, jax.sharding.PartitionSpec)  # noqa: E731
+    return jax.tree.map(lambda spec: mesh_lib.spec(*spec), specs, is_leaf=is_spec)
+
+
+def place_parameters(module: nnx.Module) -> None:
+    """Places the variables of a module on the mesh of the context, in place; without one, nothing.
+
+    Weights made from one seed are the same on every mesh: they are drawn before they are placed,
+    or, where this runs under `jax.jit`, by a generator whose bits do not depend on the layout.
+    """
+    if jax.sharding.get_abstract_mesh().empty:
+        return
+    specs, state = partition_specs(module), nnx.state(module)
+
+    def put(leaf, spec):
+        if isinstance(leaf, jax.core.Tracer):
+            return jax.lax.with_sharding_constraint(leaf, spec)
+        return jax.device_put(leaf, mesh_lib.sharding(*spec))
+
+    nnx.update(module, jax.tree.map(put, state, specs))

@@ -1,0 +1,198 @@
+"""Point clouds and grids on the mesh: padding, placing, masks, and the way back to the host."""
+
+import math
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float
+
+from parallel import mesh as mesh_lib
+from parallel.mesh import DATA, POINTS
+
+
+def padded_size(size: int) -> int:
+    """The smallest multiple of the `points` axis that holds `size` points, or rows of a grid."""
+    shards = mesh_lib.axis_size(POINTS)
+    return -(-size // shards) * shards
+
+
+def shard_points(
+    x: Float[Array, "B N C"] | Sequence[Float[Array, "N_i C"]],
+    structured_shape: Sequence[int] | None = None,
+) -> tuple[Float[Array, "B N_padded C"], Bool[Array, "B N_padded"]]:
+    """Pads the points of a batch to a multiple of the `points` axis and places them on the mesh.
+
+    Axis 0 goes over `data`, the points over `points`. Without a mesh nothing is split, and only
+    samples of different length are padded.
+
+    Args:
+        x: one array `(B, N, C)`, or a list of arrays `(N_i, C)` of different length. With
+            `structured_shape` also `(B, *structured_shape, C)`. NumPy or JAX arrays.
+        structured_shape: shape of a structured grid, `(H, W)` or `(H, W, D)`. Whole rows (entries
+            of the first grid axis) are then padded and split, whether `x` is flat or spatial, so
+            that both stay aligned.
+
+    Returns:
+        The padded array and its mask in the layout of the points of `x`: `(B, N_padded)`, or
+        `(B, H_padded, W)` for a spatial grid. The mask is True where a row is a real point;
+        padding rows are zero.
+
+    Raises:
+        ValueError: a wrong rank, a grid that does not match, samples of different width, an empty
+            sample, or a batch that does not divide over `data`.
+    """
+    x, lengths = _stack(x)
+    grid = None if structured_shape is None else _check_grid(x, structured_shape)
+    _check_batch(x.shape[0])
+
+    if grid is None:
+        layout, rows, points_a_row = x.shape[1:2], x.shape[1], 1
+    elif x.ndim == 3:
+        layout, rows, points_a_row = (x.shape[1],), grid[0], math.prod(grid[1:])
+    else:
+        layout, rows, points_a_row = grid, grid[0], 1
+    extra = (padded_size(rows) - rows) * points_a_row
+
+    mask = np.zeros((x.shape[0], layout[0] + extra, *layout[1:]), dtype=bool)
+    for sample, length in enumerate(lengths):
+        mask[sample, :length] = True
+    return place(pad_axis(x, 1, extra)), place(mask)
+
+
+def unshard_points(
+    y: Float[Array, "B N_padded C"],
+    num_points: int | Sequence[int] | None = None,
+    structured_shape: Sequence[int] | None = None,
+) -> np.ndarray | list[np.ndarray]:
+    """Brings points back to the host and drops the padding that `shard_points` added.
+
+    Args:
+        y: an array `(B, N_padded, C)`, or a spatial grid `(B, H_padded, W, C)`.
+        num_points: number of real points, one for all samples or one a sample. Needed for clouds;
+            a grid has its own.
+        structured_shape: the argument that `shard_points` was given.
+
+    Returns:
+        A NumPy array `(B, N, C)` or `(B, *structured_shape, C)`; a list of arrays `(N_i, C)` where
+        `num_points` is a sequence.
+
+    Raises:
+        ValueError: neither argument is given, or `y` has fewer points than are asked for.
+    """
+    if y.ndim < 3:
+        raise ValueError(f"unshard_points: expected (B, N, C), got shape {tuple(y.shape)}")
+    if structured_shape is not None:
+        grid = tuple(int(size) for size in structured_shape)
+        num_points = math.prod(grid) if y.ndim == 3 else grid[0]
+    elif num_points is None:
+        raise ValueError(
+            "unshard_points: expected num_points=, the real number of points; got None"
+        )
+
+    counts = list(num_points) if isinstance(num_points, Sequence | np.ndarray) else None
+    if counts is not None and len(counts) != y.shape[0]:
+        raise ValueError(
+            f"unshard_points: expected one num_points for each of {y.shape[0]} samples, "
+            f"got {len(counts)}"
+        )
+    for count in [num_points] if counts is None else counts:
+        if not 0 < count <= y.shape[1]:
+            raise ValueError(
+                f"unshard_points: asked for {count} points, the array has {y.shape[1]}: "
+                f"shape {tuple(y.shape)}"
+            )
+    host = _to_host(y)
+    if counts is None:
+        return host[:, :num_points]
+    return [sample[:count] for sample, count in zip(host, counts, strict=True)]
+
+
+def place(array: np.ndarray | jax.Array) -> jax.Array:
+    """Places a batch on the mesh: axis 0 over `data`, axis 1 over `points`.
+
+    Each device is handed its own slice of a NumPy array; no device ever holds the whole. Under
+    `jax.jit` the array is steered instead. Both axes must divide.
+    """
+    axes = (DATA, POINTS, *[None] * (array.ndim - 2))
+    if isinstance(array, jax.core.Tracer):
+        return mesh_lib.constrain(array, *axes)
+    sharding = mesh_lib.sharding(*axes)
+    if sharding is None:
+        return jnp.asarray(array)
+    if isinstance(array, jax.Array):
+        return jax.device_put(array, sharding)
+    dtype = jax.dtypes.canonicalize_dtype(array.dtype)
+    return jax.make_array_from_callback(
+        array.shape, sharding, lambda index: array[index].astype(dtype, copy=False)
+    )
+
+
+def pad_axis(x: np.ndarray | jax.Array, axis: int, extra: int) -> np.ndarray | jax.Array:
+    """Appends `extra` zero entries to one axis; on the host for a NumPy array."""
+    if not extra:
+        return x
+    widths = [(0, 0)] * x.ndim
+    widths[axis] = (0, extra)
+    return np.pad(x, widths) if isinstance(x, np.ndarray) else jnp.pad(x, widths)
+
+
+def _stack(x) -> tuple[np.ndarray | jax.Array, list[int]]:
+    """One array (B, N, ...) and the number of real entries of axis 1 in each sample."""
+    if not isinstance(x, list | tuple):
+        x = x if isinstance(x, jax.Array) else np.asarray(x)
+        if x.ndim < 3:
+            raise ValueError(
+                f"shard_points: expected an array (B, N, C) or a list of arrays (N_i, C), "
+                f"got shape {tuple(x.shape)}"
+            )
+        if 0 in x.shape[:-1]:
+            raise ValueError(f"shard_points: a sample without points, got shape {tuple(x.shape)}")
+        return x, [x.shape[1]] * x.shape[0]
+
+    samples = [np.asarray(sample) for sample in x]
+    if not samples:
+        raise ValueError("shard_points: expected at least one sample, got an empty list")
+    for i, sample in enumerate(samples):
+        if sample.ndim != samples[0].ndim or sample.ndim < 2:
+            raise ValueError(f"shard_points: sample {i}: expected (N_i, C), got {sample.shape}")
+        if sample.shape[1:] != samples[0].shape[1:]:
+            raise ValueError(
+                f"shard_points: sample {i}: expected the width {samples[0].shape[1:]} of sample 0, "
+                f"got shape {sample.shape}"
+            )
+        if not sample.shape[0]:
+            raise ValueError(f"shard_points: sample {i} has no points, got {sample.shape}")
+    lengths = [sample.shape[0] for sample in samples]
+    padded = [pad_axis(sample, 0, max(lengths) - len(sample)) for sample in samples]
+    return np.stack(padded), lengths
+
+
+def _check_grid(x, structured_shape: Sequence[int]) -> tuple[int, ...]:
+    grid = tuple(int(size) for size in structured_shape)
+    flat = x.ndim == 3 and x.shape[1] == math.prod(grid)
+    spatial = x.ndim == len(grid) + 2 and tuple(x.shape[1:-1]) == grid
+    if not flat and not spatial:
+        raise ValueError(
+            f"shard_points: structured_shape {grid} expects (B, {math.prod(grid)}, C) or "
+            f"(B, {', '.join(map(str, grid))}, C), got shape {tuple(x.shape)}"
+        )
+    return grid
+
+
+def _check_batch(batch: int) -> None:
+    groups = mesh_lib.axis_size(DATA)
+    if batch % groups:
+        raise ValueError(
+            f"a batch of {batch} samples does not divide over the mesh axis 'data' of {groups}; "
+            f"use a multiple of {groups} samples or a smaller axis"
+        )
+
+
+def _to_host(y: jax.Array) -> np.ndarray:
+    if isinstance(y, jax.Array) and not y.is_fully_addressable:
+        from jax.experimental import multihost_utils
+
+        return multihost_utils.process_allgather(y, tiled=True)
+    return np.asarray(y)
