@@ -2,7 +2,7 @@
 
 from parallel.attention import attention
 from parallel.mesh import make_mesh
-from parallel.points import shard_points, unshard_points
+from parallel.points import local_rows, shard_points, unshard_points
 from parallel.random import points_dropout, points_uniform
 from parallel.reductions import (
     masked_mean,
@@ -13,6 +13,7 @@ from parallel.reductions import (
 
 __all__ = [
     "attention",
+    "local_rows",
     "make_mesh",
     "masked_mean",
     "masked_mean_and_variance",

@@ -45,10 +45,12 @@ def make_mesh(
         partitions what is not steered.
 
     Raises:
-        ValueError: a size is neither positive nor -1, two are -1, the devices do not divide, or
-            more devices are asked for than exist.
+        ValueError: a size is neither positive nor -1, two are -1, the devices do not divide, more
+            devices are asked for than exist, or there are none.
     """
     devices = list(jax.devices() if devices is None else devices)
+    if not devices:
+        raise ValueError("mesh: expected at least one device, got an empty list of devices")
     sizes = {DATA: data, POINTS: points, HEADS: heads}
     for name, size in sizes.items():
         if (
@@ -178,4 +180,4 @@ def replicate_unsharded(array):
         return array
     if isinstance(array.sharding, NamedSharding):
         return array
-    return jax.device_put(array, sharding())
+    return jax.device_put(array, spec())

@@ -21,6 +21,9 @@ def padded_size(size: int) -> int:
 def shard_points(
     x: Float[Array, "B N C"] | Sequence[Float[Array, "N_i C"]],
     structured_shape: Sequence[int] | None = None,
+    *,
+    batch: int | None = None,
+    first_row: int = 0,
 ) -> tuple[Float[Array, "B N_padded C"], Bool[Array, "B N_padded"]]:
     """Pads the points of a batch to a multiple of the `points` axis and places them on the mesh.
 
@@ -33,6 +36,9 @@ def shard_points(
         structured_shape: shape of a structured grid, `(H, W)` or `(H, W, D)`. Whole rows (entries
             of the first grid axis) are then padded and split, whether `x` is flat or spatial, so
             that both stay aligned.
+        batch: samples of the whole batch, where `x` holds only those that this process needs (see
+            `local_rows`); by default `x` is the whole batch.
+        first_row: place in the whole batch of the first sample of `x`.
 
     Returns:
         The padded array and its mask in the layout of the points of `x`: `(B, N_padded)`, or
@@ -45,7 +51,8 @@ def shard_points(
     """
     x, lengths = _stack(x)
     grid = None if structured_shape is None else _check_grid(x, structured_shape)
-    _check_batch(x.shape[0])
+    batch = x.shape[0] if batch is None else batch
+    _check_batch(batch)
 
     if grid is None:
         layout, rows, points_a_row = x.shape[1:2], x.shape[1], 1
@@ -58,7 +65,9 @@ def shard_points(
     mask = np.zeros((x.shape[0], layout[0] + extra, *layout[1:]), dtype=bool)
     for sample, length in enumerate(lengths):
         mask[sample, :length] = True
-    return place(pad_axis(x, 1, extra)), place(mask)
+    if isinstance(x, jax.core.Tracer):
+        mask = jnp.asarray(mask)  # a constant of the program: the host cannot place it
+    return place(pad_axis(x, 1, extra), batch, first_row), place(mask, batch, first_row)
 
 
 def unshard_points(
@@ -103,30 +112,57 @@ def unshard_points(
                 f"unshard_points: asked for {count} points, the array has {y.shape[1]}: "
                 f"shape {tuple(y.shape)}"
             )
-    host = _to_host(y)
+    host = to_host(y)
     if counts is None:
         return host[:, :num_points]
     return [sample[:count] for sample, count in zip(host, counts, strict=True)]
 
 
-def place(array: np.ndarray | jax.Array) -> jax.Array:
-    """Places a batch on the mesh: axis 0 over `data`, axis 1 over `points`.
+def local_rows(batch: int) -> slice:
+    """The samples of a batch that the devices of this process hold: all of them on one host.
+
+    Raises:
+        ValueError: the batch does not divide over `data`.
+    """
+    _check_batch(batch)
+    sharding = mesh_lib.sharding(DATA)
+    if sharding is None:
+        return slice(0, batch)
+    held = [
+        index[0].indices(batch)
+        for index in sharding.addressable_devices_indices_map((batch,)).values()
+    ]
+    return slice(min(start for start, _, _ in held), max(stop for _, stop, _ in held))
+
+
+def place(array: np.ndarray | jax.Array, batch: int | None = None, first_row: int = 0) -> jax.Array:
+    """Places a batch on the mesh: axis 0 over `data`, axis 1 over `points`. Both must divide.
 
     Each device is handed its own slice of a NumPy array; no device ever holds the whole. Under
-    `jax.jit` the array is steered instead. Both axes must divide.
+    `jax.jit` the array is steered instead.
+
+    Args:
+        array: the samples `first_row` and following of the batch.
+        batch: samples of the whole batch, by default those of `array`.
+        first_row: place of the first sample of `array` in the batch.
     """
     axes = (DATA, POINTS, *[None] * (array.ndim - 2))
     if isinstance(array, jax.core.Tracer):
         return mesh_lib.constrain(array, *axes)
-    sharding = mesh_lib.sharding(*axes)
-    if sharding is None:
+    if jax.sharding.get_abstract_mesh().empty:
         return jnp.asarray(array)
     if isinstance(array, jax.Array):
-        return jax.device_put(array, sharding)
+        return jax.device_put(array, mesh_lib.spec(*axes))
+    sharding = mesh_lib.sharding(*axes)
+    shape = (array.shape[0] if batch is None else batch, *array.shape[1:])
     dtype = jax.dtypes.canonicalize_dtype(array.dtype)
-    return jax.make_array_from_callback(
-        array.shape, sharding, lambda index: array[index].astype(dtype, copy=False)
-    )
+
+    def slice_of(index):
+        rows = index[0].indices(shape[0])
+        held = array[rows[0] - first_row : rows[1] - first_row]
+        return held[(slice(None), *index[1:])].astype(dtype, copy=False)
+
+    return jax.make_array_from_callback(shape, sharding, slice_of)
 
 
 def pad_axis(x: np.ndarray | jax.Array, axis: int, extra: int) -> np.ndarray | jax.Array:
@@ -190,9 +226,10 @@ def _check_batch(batch: int) -> None:
         )
 
 
-def _to_host(y: jax.Array) -> np.ndarray:
-    if isinstance(y, jax.Array) and not y.is_fully_addressable:
+def to_host(array: jax.Array) -> np.ndarray:
+    """An array, whole, as NumPy on every host."""
+    if isinstance(array, jax.Array) and not array.is_fully_addressable:
         from jax.experimental import multihost_utils
 
-        return multihost_utils.process_allgather(y, tiled=True)
-    return np.asarray(y)
+        return multihost_utils.process_allgather(array, tiled=True)
+    return np.asarray(array)

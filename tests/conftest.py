@@ -26,6 +26,9 @@ MESHES = {
     "data2_points2_heads2": dict(data=2, points=2, heads=2),
 }
 
+on_meshes = pytest.mark.parametrize("mesh", MESHES.values(), ids=MESHES)
+on_any_mesh = pytest.mark.parametrize("mesh", [None, *MESHES.values()], ids=["single", *MESHES])
+
 
 def on_mesh(axes: dict[str, int] | None):
     """Context of a device mesh, or of none."""

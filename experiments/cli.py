@@ -1,0 +1,56 @@
+"""How the commands meet their user: errors in one line, signals as a request to stop."""
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from types import FrameType
+
+
+def one_line_errors(command: Callable[[], int | None]) -> None:
+    """Runs a command; bad input ends it with one line on stderr and exit code 2.
+
+    Errors that are no plain sentence keep their traceback, and all do where HYDRA_FULL_ERROR=1.
+    """
+    verbose = os.environ.get("HYDRA_FULL_ERROR") == "1"
+    # Hydra would print errors its own way and exit.
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    try:
+        code = command()
+    except (ValueError, OSError) as error:
+        if verbose or "\n" in str(error):
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    sys.exit(code or 0)
+
+
+class StopSignals:
+    """Remembers SIGTERM and SIGINT, so that a loop can end at a step of its choice.
+
+    A second SIGINT interrupts at once.
+
+    Attributes:
+        received: number of the signal that came, or `None`.
+    """
+
+    def __init__(self):
+        """Nothing has come."""
+        self.received: int | None = None
+        self._previous: dict[int, object] = {}
+
+    def __enter__(self) -> "StopSignals":
+        """Starts to listen."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._previous[number] = signal.signal(number, self._remember)
+        return self
+
+    def _remember(self, number: int, frame: FrameType | None) -> None:
+        if self.received == signal.SIGINT == number:
+            raise KeyboardInterrupt
+        self.received = number
+
+    def __exit__(self, *error) -> None:
+        """Gives the signals back."""
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)

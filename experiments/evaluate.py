@@ -1,0 +1,89 @@
+"""`python -m experiments.evaluate RUN`: the test error of a run, on any device mesh."""
+
+import argparse
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from experiments import config as configs
+from experiments.checkpoints import Checkpoints
+from experiments.cli import one_line_errors
+from experiments.data import load_dataset
+from experiments.evaluation import evaluate_split
+from experiments.optimizer import make_optimizer
+from experiments.run import build_model, describe_mesh, make_device_mesh
+from experiments.training import initial_state, make_evaluation
+
+
+def evaluate(folder: Path, overrides: list[str], which: str) -> dict:
+    """Evaluates the test split with the weights of a run.
+
+    Args:
+        folder: the run's folder.
+        overrides: changes to its configuration, as in `mesh.points=4`.
+        which: `last` or `best` checkpoint.
+
+    Returns:
+        The metrics: mean, median and largest relative L2 error over the samples.
+
+    Raises:
+        FileNotFoundError: there is no run or no checkpoint.
+        ValueError: the checkpoint is damaged or of another model.
+    """
+    config = configs.load(folder, overrides)
+    mesh = make_device_mesh(config.mesh)
+    dataset = load_dataset(config.data)
+    with jax.set_mesh(mesh):
+        model = build_model(config.model, dataset, config.train.seed)
+        checkpoints = Checkpoints(folder, read_only=True)
+        step = checkpoints.best() if which == "best" else checkpoints.latest()
+        if step is None:
+            raise FileNotFoundError(f"{folder}: has no checkpoint yet")
+        average = config.optimizer.ema_decay is not None
+        like = initial_state(
+            model,
+            make_optimizer(config.optimizer, config.train.steps),
+            dataset.statistics(),
+            config.train.seed,
+            average=average,
+        )
+        # The optimizer's state is not needed, and may be twice the weights.
+        state, _ = checkpoints.restore(step, like._replace(optimizer=None))
+        result = evaluate_split(
+            make_evaluation(model),
+            state.average if average else state.params,
+            state.statistics,
+            dataset.splits["test"],
+            model.structured_shape,
+            config.train.batch_size,
+        )
+    errors = result.relative_l2
+    return {
+        "test_relative_l2": float(errors.mean()),
+        "test_relative_l2_median": float(np.median(errors)),
+        "test_relative_l2_max": float(errors.max()),
+        "test_samples": len(errors),
+        "step": step,
+        "device_mesh": describe_mesh(mesh),
+    }
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments.evaluate", description="Test error of a trained run."
+    )
+    parser.add_argument("run", type=Path, help="the run's folder, as in runs/darcy_flare")
+    parser.add_argument("overrides", nargs="*", help="changes, as in mesh.points=4")
+    parser.add_argument("--checkpoint", choices=("last", "best"), default="last")
+    arguments = parser.parse_args()
+    metrics = evaluate(arguments.run, arguments.overrides, arguments.checkpoint)
+    width = max(map(len, metrics))
+    for name, value in metrics.items():
+        shown = f"{value:.6f}" if isinstance(value, float) else value
+        print(f"{name:<{width}}  {shown}")
+
+
+if __name__ == "__main__":
+    one_line_errors(main)

@@ -1,0 +1,86 @@
+"""Optimizers and learning-rate schedules, all of them Optax's."""
+
+import jax
+import optax
+
+from experiments.config import OptimizerConfig
+
+
+def make_schedule(config: OptimizerConfig, peak: float, steps: int) -> optax.Schedule:
+    """The learning rate as a function of the optimizer step, counted from 0.
+
+    `one_cycle` rises by a cosine to its peak and falls to `final_fraction` of it (Smith and Topin,
+    arXiv 1708.07120); `cosine` rises linearly and falls by a cosine; `constant` stays.
+    """
+    warmup = config.warmup * steps
+    if config.schedule == "one_cycle":
+        initial = 25
+        return optax.cosine_onecycle_schedule(
+            steps,
+            peak,
+            pct_start=max(config.warmup, 1 / steps),
+            div_factor=initial,
+            final_div_factor=1 / (initial * config.final_fraction)
+            if config.final_fraction
+            else 1e9,
+        )
+    if config.schedule == "cosine":
+        return optax.warmup_cosine_decay_schedule(
+            init_value=0.0 if warmup else peak,
+            peak_value=peak,
+            warmup_steps=int(warmup),
+            decay_steps=steps,
+            end_value=peak * config.final_fraction,
+        )
+    return optax.constant_schedule(peak)
+
+
+def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransformation:
+    """Clipping by global norm, then AdamW, or Muon for kernels with AdamW for the rest.
+
+    Only kernels decay: biases, norms and latent queries have no scale to lose.
+
+    Args:
+        config: see `OptimizerConfig`.
+        steps: optimizer steps of the whole training.
+    """
+    schedule = make_schedule(config, config.learning_rate, steps)
+    if config.name == "muon":
+        update = optax.contrib.muon(
+            schedule,
+            adam_learning_rate=make_schedule(config, config.adam_learning_rate, steps),
+            weight_decay=config.weight_decay,
+            adam_b1=config.beta1,
+            adam_b2=config.beta2,
+            muon_weight_dimension_numbers=_matrices,
+        )
+    else:
+        update = optax.adamw(
+            schedule,
+            b1=config.beta1,
+            b2=config.beta2,
+            weight_decay=config.weight_decay,
+            mask=_kernels,
+        )
+    if config.clip_norm is None:
+        return update
+    return optax.chain(optax.clip_by_global_norm(config.clip_norm), update)
+
+
+def _is_kernel(path) -> bool:
+    return path[-1].key == "kernel"
+
+
+def _kernels(params):
+    return jax.tree_util.tree_map_with_path(lambda path, _: _is_kernel(path), params)
+
+
+def _matrices(params):
+    """Kernels as matrices; any axis before the last two counts the blocks of a stack."""
+
+    def dimensions(path, param):
+        if not _is_kernel(path):
+            return None
+        return optax.contrib.MuonDimensionNumbers(param.ndim - 2, param.ndim - 1)
+
+    return jax.tree_util.tree_map_with_path(dimensions, params)

@@ -1,0 +1,268 @@
+"""`python -m experiments.train`: trains the experiment that a configuration describes.
+
+Started again in the folder of a run, it goes on where the run stopped.
+"""
+
+import importlib.metadata
+import signal
+import sys
+import time
+from pathlib import Path
+
+import hydra
+import jax
+import numpy as np
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
+from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
+
+from experiments import config as configs
+from experiments.checkpoints import Checkpoints
+from experiments.cli import StopSignals, one_line_errors
+from experiments.config import ExperimentConfig
+from experiments.data import Dataset, Loader, load_dataset
+from experiments.evaluation import evaluate_split
+from experiments.figures import draw_predictions
+from experiments.files import write_json
+from experiments.logs import RunLog
+from experiments.optimizer import make_optimizer, make_schedule
+from experiments.run import build_model, count_parameters, describe_mesh, make_device_mesh
+from experiments.training import TrainState, initial_state, make_evaluation, make_step
+
+SUMMARY_FILE = "summary.json"
+PICTURE_FILE = "predictions.png"
+_PICTURED = 3
+
+
+def train(config: ExperimentConfig, folder: Path) -> dict | None:
+    """Trains a run, or what is left of it, and writes its results into its folder.
+
+    Args:
+        config: the experiment.
+        folder: the run's folder; made if it is not there.
+
+    Returns:
+        The summary that is also in `summary.json`; `None` if a signal stopped the run before its
+        end.
+
+    Raises:
+        ValueError: the folder holds another experiment, or the configuration does not fit the
+            data or the devices.
+    """
+    mesh = make_device_mesh(config.mesh)
+    dataset = load_dataset(config.data)
+    _claim(folder, config)
+    with jax.set_mesh(mesh), StopSignals() as signals:
+        run = _Run(config, folder, dataset, mesh)
+        try:
+            if not run.advance(signals):
+                return None
+            return run.finish()
+        finally:
+            run.checkpoints.close()
+
+
+def _claim(folder: Path, config: ExperimentConfig) -> None:
+    """Writes the configuration into the folder, or checks it against the one that is there."""
+    if (folder / configs.CONFIG_FILE).is_file():
+        changed = configs.difference(configs.load(folder), config)
+        if changed:
+            raise ValueError(
+                f"{folder}: holds a run with another configuration: {', '.join(changed)}; choose "
+                "another folder (hydra.run.dir=FOLDER) or delete this one"
+            )
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    configs.save(config, folder)
+
+
+class _Run:
+    """A run in its folder: what is built once and used by every phase."""
+
+    def __init__(
+        self, config: ExperimentConfig, folder: Path, dataset: Dataset, mesh: jax.sharding.Mesh
+    ):
+        self.config, self.folder, self.dataset, self.mesh = config, folder, dataset, mesh
+        self.model = build_model(config.model, dataset, config.train.seed)
+        self.optimizer = make_optimizer(config.optimizer, config.train.steps)
+        self.state = initial_state(
+            self.model,
+            self.optimizer,
+            dataset.statistics(),
+            config.train.seed,
+            average=config.optimizer.ema_decay is not None,
+        )
+        self.loader = Loader(
+            dataset.splits["train"],
+            config.train.batch_size,
+            config.optimizer.accumulate,
+            config.train.seed,
+            config.train.loader_threads,
+            self.model.structured_shape,
+        )
+        self.evaluate = make_evaluation(self.model)
+        self.checkpoints = Checkpoints(folder, config.train.keep)
+        self.seconds = 0.0
+        latest = self.checkpoints.latest()
+        if latest is not None:
+            self.state, extra = self.checkpoints.restore(latest, self.state)
+            self.loader.position = extra["loader"]
+            self.seconds = extra["seconds"]
+
+    @property
+    def samples_a_step(self) -> int:
+        return self.config.train.batch_size * self.config.optimizer.accumulate
+
+    def evaluated_params(self, state: TrainState):
+        """The weights that are evaluated: the moving average where there is one."""
+        return state.params if state.average is None else state.average
+
+    def split(self, name: str, pictured: int = 0):
+        return evaluate_split(
+            self.evaluate,
+            self.evaluated_params(self.state),
+            self.state.statistics,
+            self.dataset.splits[name],
+            self.model.structured_shape,
+            self.config.train.batch_size,
+            pictured=pictured,
+        )
+
+    def save(self, step: int, validation_error: float | None) -> None:
+        extra = {"loader": self.loader.position, "seconds": self.seconds}
+        self.checkpoints.save(step, self.state, extra, validation_error)
+
+    def advance(self, signals: StopSignals) -> bool:
+        """Takes the steps that are left; False if a signal ended it before the last."""
+        train, first = self.config.train, int(self.state.step)
+        _say(
+            f"{self.folder}: {self.config.model.name} with "
+            f"{count_parameters(self.state.params):,} parameters on {describe_mesh(self.mesh)}"
+        )
+        if first >= train.steps:
+            _say(f"{self.folder}: already trained for {first} steps")
+            return True
+        if first:
+            _say(f"{self.folder}: going on from step {first} of {train.steps}")
+        step_function = make_step(
+            self.model, self.optimizer, self.config.optimizer.ema_decay, self.state
+        )
+        schedule = make_schedule(
+            self.config.optimizer, self.config.optimizer.learning_rate, train.steps
+        )
+        log = RunLog(self.folder, first, train.steps, self.samples_a_step)
+        started, before = time.perf_counter(), self.seconds
+        try:
+            for step in range(first + 1, train.steps + 1):
+                self.state, metrics = step_function(self.state, next(self.loader))
+                log.advance()
+                if step % train.log_every == 0 or step == train.steps:
+                    log.write(
+                        step,
+                        {
+                            "loss": float(metrics.loss),
+                            "gradient_norm": float(metrics.gradient_norm),
+                            "learning_rate": float(schedule(step - 1)),
+                        },
+                    )
+                last = step == train.steps
+                if step % train.checkpoint_every == 0 or last or signals.received is not None:
+                    jax.block_until_ready(self.state)
+                    self.seconds = before + time.perf_counter() - started
+                    error = None
+                    if signals.received is None:
+                        error = float(self.split("validation").relative_l2.mean())
+                        log.write(step, {"validation_relative_l2": error})
+                    self.save(step, error)
+                if signals.received is not None and not last:
+                    name = signal.Signals(signals.received).name
+                    _say(f"\n{self.folder}: stopped by {name} at step {step}; start again to go on")
+                    return False
+        finally:
+            log.close()
+        return True
+
+    def finish(self) -> dict:
+        """Evaluates the test split, draws the picture and writes the summary."""
+        test = self.dataset.splits["test"]
+        result = self.split("test", pictured=_PICTURED)
+        summary = {
+            "test_relative_l2": float(result.relative_l2.mean()),
+            "test_samples": len(test),
+            "training_seconds": round(self.seconds, 1),
+            "steps": int(self.state.step),
+            "best_checkpoint": self.checkpoints.best(),
+            "parameters": count_parameters(self.state.params),
+            "device_mesh": describe_mesh(self.mesh),
+            "versions": _versions(),
+        }
+        if jax.process_index() == 0:
+            if self.dataset.structured_shape is not None:
+                draw_predictions(
+                    self.folder / PICTURE_FILE,
+                    self.dataset.structured_shape,
+                    test.fx[:_PICTURED, :, 0],
+                    test.target[:_PICTURED, :, 0],
+                    np.asarray(result.predictions)[..., 0],
+                )
+            write_json(self.folder / SUMMARY_FILE, summary)
+        _say(
+            f"{self.folder}: test relative L2 {summary['test_relative_l2']:.4f} on {len(test)} "
+            f"samples after {summary['steps']} steps, {summary['training_seconds']:.0f} s of "
+            f"training; see {SUMMARY_FILE} and {PICTURE_FILE}"
+        )
+        return summary
+
+
+def _versions() -> dict[str, str]:
+    packages = ("flare-jax", "jax", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
+    versions = {"python": sys.version.split()[0]}
+    for package in packages:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            versions[package] = "not installed"
+    return versions
+
+
+def _say(text: str) -> None:
+    if jax.process_index() == 0:
+        print(text, flush=True)
+
+
+def main() -> int:
+    """The command: composes the configuration, trains, and gives the exit code."""
+    configs.register_schemas()
+    code, failure = 0, None
+
+    @hydra.main(version_base="1.3", config_path=str(configs.CONFIG_DIR), config_name="config")
+    def job(config: DictConfig) -> None:
+        nonlocal code, failure
+        folder = _relative(Path(HydraConfig.get().runtime.output_dir))
+        try:
+            if train(configs.typed(config), folder) is None:
+                code = 128 + signal.SIGTERM
+        except (ValueError, OSError) as error:
+            # Hydra would print a line of its own before it hands an error on.
+            failure = failure or error
+
+    try:
+        job()
+    except (HydraException, OmegaConfBaseException) as error:
+        overrides = [argument for argument in sys.argv[1:] if "=" in argument]
+        with hydra.initialize_config_dir(str(configs.CONFIG_DIR), version_base="1.3"):
+            known = configs.known_keys(overrides)
+        raise ValueError(configs.explain(error, known)) from error
+    if failure is not None:
+        raise failure
+    return code
+
+
+def _relative(folder: Path) -> Path:
+    """A folder as a user would name it: relative to where the program was started, if below."""
+    return folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder
+
+
+if __name__ == "__main__":
+    one_line_errors(main)

@@ -1,0 +1,204 @@
+"""The compiled training step and evaluation of a model."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Array, Float
+
+from experiments.data import Batch, Statistics
+from parallel import masked_sum
+from parallel import mesh as mesh_lib
+from parallel.parameters import partition_specs
+
+
+class TrainState(NamedTuple):
+    """All that training carries from step to step, as arrays.
+
+    Attributes:
+        step: optimizer steps taken.
+        params: weights, as nested dictionaries.
+        average: moving average of the weights, or `None`.
+        optimizer: state of the optimizer.
+        key: random key of the run; a step's randomness follows from it and the step.
+        statistics: statistics of the training split, by which the model normalizes.
+    """
+
+    step: jax.Array
+    params: Any
+    average: Any
+    optimizer: Any
+    key: jax.Array
+    statistics: Statistics
+
+
+class StepMetrics(NamedTuple):
+    """What a step reports: the relative L2 loss and the norm of its gradient before clipping."""
+
+    loss: jax.Array
+    gradient_norm: jax.Array
+
+
+def relative_l2(
+    prediction: Float[Array, "B N C"], target: Float[Array, "B N C"], point_mask=None
+) -> Float[Array, " B"]:
+    """`||prediction - target|| / ||target||` of each sample, over its real points and channels.
+
+    Samples whose target is zero everywhere are compared to the smallest normal number.
+    """
+    error = prediction.astype(jnp.float32) - target
+    squares = jnp.stack([error, target], axis=-1) ** 2
+    sums = masked_sum(squares, point_mask).sum(1)
+    # The tiny number keeps the gradient finite where a prediction is exact.
+    norms = jnp.sqrt(sums + jnp.finfo(sums.dtype).tiny)
+    return norms[:, 0] / norms[:, 1]
+
+
+def predict(model: nnx.Module, statistics: Statistics, batch: Batch) -> Float[Array, "B N C_out"]:
+    """The fields of a batch in physical units."""
+    fx = (batch.fx - statistics.fx_mean) / statistics.fx_deviation
+    embedding = (batch.embedding - statistics.embedding_mean) / statistics.embedding_deviation
+    if getattr(model, "unified_pos", False):
+        embedding = None
+    output = model(fx, embedding, point_mask=batch.point_mask).astype(jnp.float32)
+    return output * statistics.target_deviation + statistics.target_mean
+
+
+def initial_state(
+    model: nnx.Module,
+    optimizer: optax.GradientTransformation,
+    statistics: Statistics,
+    seed: int,
+    *,
+    average: bool,
+) -> TrainState:
+    """The state before the first step, placed on the mesh of the context.
+
+    Weights lie by their `PartitionSpec`s, and all that has their shape in the optimizer with them.
+    """
+    params = nnx.to_pure_dict(nnx.state(model, nnx.Param))
+    shardings = _state_shardings(model, params, optimizer, average=average)
+
+    def make(params, statistics):
+        return TrainState(
+            step=jnp.zeros((), jnp.int32),
+            params=params,
+            average=params if average else None,
+            optimizer=optimizer.init(params),
+            key=jax.random.key_data(jax.random.key(seed)),
+            statistics=statistics,
+        )
+
+    return jax.jit(make, out_shardings=shardings)(params, statistics)
+
+
+def _state_shardings(model, params, optimizer, *, average: bool) -> TrainState:
+    specs = nnx.to_pure_dict(partition_specs(model))
+    by_path = {
+        jax.tree_util.keystr(path): spec
+        for path, spec in jax.tree_util.tree_leaves_with_path(
+            specs, is_leaf=lambda leaf: isinstance(leaf, P)
+        )
+    }
+    place = lambda spec: mesh_lib.sharding(*spec)  # noqa: E731
+
+    def like_its_parameter(path, leaf):
+        """The layout of the parameter whose path ends this one; replicated for anything else."""
+        for start in range(len(path)):
+            spec = by_path.get(jax.tree_util.keystr(path[start:]))
+            if spec is not None and len(spec) == leaf.ndim:
+                return place(spec)
+        return place(())
+
+    of_params = jax.tree_util.tree_map_with_path(like_its_parameter, params)
+    of_optimizer = jax.tree_util.tree_map_with_path(
+        like_its_parameter, jax.eval_shape(optimizer.init, params)
+    )
+    return TrainState(
+        step=place(()),
+        params=of_params,
+        average=of_params if average else None,
+        optimizer=of_optimizer,
+        key=place(()),
+        statistics=place(()),
+    )
+
+
+def make_step(
+    model: nnx.Module,
+    optimizer: optax.GradientTransformation,
+    ema_decay: float | None,
+    state: TrainState,
+) -> Callable[[TrainState, tuple[Batch, ...]], tuple[TrainState, StepMetrics]]:
+    """Compiles one optimizer step: forward, loss, gradient, update, moving average.
+
+    Args:
+        model: the model, in training mode; its weights are those of the state.
+        optimizer: the optimizer.
+        ema_decay: decay of the moving average, or `None`.
+        state: a state whose layout on the mesh the step keeps.
+
+    Returns:
+        A function of the state, which it consumes, and the batches whose gradients are averaged.
+    """
+    graph, _, rest = nnx.split(model, nnx.Param, ...)
+
+    def loss(params, statistics, key, batch):
+        model = nnx.merge(graph, params, jax.tree.map(lambda leaf: leaf, rest))
+        nnx.reseed(model, dropout=key)
+        return relative_l2(predict(model, statistics, batch), batch.target, batch.point_mask).mean()
+
+    def step(state: TrainState, batches: tuple[Batch, ...]) -> tuple[TrainState, StepMetrics]:
+        key = jax.random.fold_in(jax.random.wrap_key_data(state.key), state.step)
+
+        def accumulate(sums, batch):
+            index, batch = batch
+            terms = jax.value_and_grad(loss)(
+                state.params, state.statistics, jax.random.fold_in(key, index), batch
+            )
+            return jax.tree.map(jnp.add, sums, terms), None
+
+        if len(batches) == 1:
+            value, gradient = jax.value_and_grad(loss)(
+                state.params, state.statistics, jax.random.fold_in(key, 0), batches[0]
+            )
+        else:
+            stacked = jax.tree.map(lambda *arrays: jnp.stack(arrays), *batches)
+            zeros = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, state.params))
+            sums, _ = jax.lax.scan(accumulate, zeros, (jnp.arange(len(batches)), stacked))
+            value, gradient = jax.tree.map(lambda total: total / len(batches), sums)
+
+        updates, optimizer_state = optimizer.update(gradient, state.optimizer, state.params)
+        params = optax.apply_updates(state.params, updates)
+        average = state.average
+        if ema_decay is not None:
+            average = optax.incremental_update(params, average, 1 - ema_decay)
+        state = state._replace(
+            step=state.step + 1, params=params, average=average, optimizer=optimizer_state
+        )
+        return state, StepMetrics(value, optax.tree.norm(gradient))
+
+    layout = jax.tree.map(lambda array: array.sharding, state)
+    return jax.jit(step, donate_argnums=0, out_shardings=(layout, None))
+
+
+def make_evaluation(model: nnx.Module) -> Callable[[Any, Statistics, Batch], tuple]:
+    """Compiles the prediction of a batch, in evaluation mode, and its errors.
+
+    Returns:
+        A function of weights, statistics and a batch: the prediction in physical units and the
+        relative L2 error of each sample.
+    """
+    graph, _, rest = nnx.split(model, nnx.Param, ...)
+
+    def evaluate(params, statistics, batch):
+        model = nnx.merge(graph, params, rest)
+        model.eval()
+        prediction = predict(model, statistics, batch)
+        return prediction, relative_l2(prediction, batch.target, batch.point_mask)
+
+    return jax.jit(evaluate)
