@@ -13,7 +13,7 @@ from experiments.data import load_dataset
 from experiments.evaluation import evaluate_split
 from experiments.optimizer import make_optimizer
 from experiments.run import build_model, describe_mesh, make_device_mesh
-from experiments.training import initial_state, make_evaluation
+from experiments.training import abstract_state, make_evaluation
 
 
 def evaluate(folder: Path, overrides: list[str], which: str) -> dict:
@@ -41,7 +41,7 @@ def evaluate(folder: Path, overrides: list[str], which: str) -> dict:
         if step is None:
             raise FileNotFoundError(f"{folder}: has no checkpoint yet")
         average = config.optimizer.ema_decay is not None
-        like = initial_state(
+        like = abstract_state(
             model,
             make_optimizer(config.optimizer, config.train.steps),
             dataset.statistics(),

@@ -1,6 +1,7 @@
 """The compiled training step and evaluation of a model."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -68,6 +69,47 @@ def predict(model: nnx.Module, statistics: Statistics, batch: Batch) -> Float[Ar
     return output * statistics.target_deviation + statistics.target_mean
 
 
+def abstract_state(
+    model: nnx.Module,
+    optimizer: optax.GradientTransformation,
+    statistics: Statistics,
+    seed: int,
+    *,
+    average: bool,
+) -> TrainState:
+    """Shapes, types and layout of a training state on the mesh of the context.
+
+    Weights lie by their `PartitionSpec`s, and all that has their shape in the optimizer with them.
+
+    Args:
+        model: the model; its weights may be anywhere.
+        optimizer: the optimizer.
+        statistics: statistics of the training split, or their shapes.
+        seed: seed of the run's randomness.
+        average: whether there is a moving average of the weights.
+
+    Returns:
+        A state of `jax.ShapeDtypeStruct`s that carry their shardings.
+    """
+    params = nnx.to_pure_dict(nnx.state(model, nnx.Param))
+    make = partial(_make_state, optimizer=optimizer, seed=seed, average=average)
+    specs = {
+        jax.tree_util.keystr(path): spec
+        for path, spec in jax.tree_util.tree_leaves_with_path(
+            nnx.to_pure_dict(partition_specs(model)), is_leaf=lambda leaf: isinstance(leaf, P)
+        )
+    }
+
+    def lay_out(path, leaf):
+        """A leaf lies as the parameter whose path ends its own; any other is replicated."""
+        ends = (specs.get(jax.tree_util.keystr(path[start:])) for start in range(len(path)))
+        spec = next((spec for spec in ends if spec is not None and len(spec) == leaf.ndim), P())
+        sharding = mesh_lib.sharding(*spec)
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
+    return jax.tree_util.tree_map_with_path(lay_out, jax.eval_shape(make, params, statistics))
+
+
 def initial_state(
     model: nnx.Module,
     optimizer: optax.GradientTransformation,
@@ -76,55 +118,26 @@ def initial_state(
     *,
     average: bool,
 ) -> TrainState:
-    """The state before the first step, placed on the mesh of the context.
-
-    Weights lie by their `PartitionSpec`s, and all that has their shape in the optimizer with them.
-    """
+    """The state before the first step, placed on the mesh; arguments as `abstract_state`."""
     params = nnx.to_pure_dict(nnx.state(model, nnx.Param))
-    shardings = _state_shardings(model, params, optimizer, average=average)
-
-    def make(params, statistics):
-        return TrainState(
-            step=jnp.zeros((), jnp.int32),
-            params=params,
-            average=params if average else None,
-            optimizer=optimizer.init(params),
-            key=jax.random.key_data(jax.random.key(seed)),
-            statistics=statistics,
-        )
-
-    return jax.jit(make, out_shardings=shardings)(params, statistics)
+    make = partial(_make_state, optimizer=optimizer, seed=seed, average=average)
+    state = abstract_state(model, optimizer, statistics, seed, average=average)
+    return jax.jit(make, out_shardings=layout_of(state))(params, statistics)
 
 
-def _state_shardings(model, params, optimizer, *, average: bool) -> TrainState:
-    specs = nnx.to_pure_dict(partition_specs(model))
-    by_path = {
-        jax.tree_util.keystr(path): spec
-        for path, spec in jax.tree_util.tree_leaves_with_path(
-            specs, is_leaf=lambda leaf: isinstance(leaf, P)
-        )
-    }
-    place = lambda spec: mesh_lib.sharding(*spec)  # noqa: E731
+def layout_of(state: TrainState) -> TrainState:
+    """The shardings of a state, abstract or not."""
+    return jax.tree.map(lambda leaf: leaf.sharding, state)
 
-    def like_its_parameter(path, leaf):
-        """The layout of the parameter whose path ends this one; replicated for anything else."""
-        for start in range(len(path)):
-            spec = by_path.get(jax.tree_util.keystr(path[start:]))
-            if spec is not None and len(spec) == leaf.ndim:
-                return place(spec)
-        return place(())
 
-    of_params = jax.tree_util.tree_map_with_path(like_its_parameter, params)
-    of_optimizer = jax.tree_util.tree_map_with_path(
-        like_its_parameter, jax.eval_shape(optimizer.init, params)
-    )
+def _make_state(params, statistics, *, optimizer, seed: int, average: bool) -> TrainState:
     return TrainState(
-        step=place(()),
-        params=of_params,
-        average=of_params if average else None,
-        optimizer=of_optimizer,
-        key=place(()),
-        statistics=place(()),
+        step=jnp.zeros((), jnp.int32),
+        params=params,
+        average=params if average else None,
+        optimizer=optimizer.init(params),
+        key=jax.random.key_data(jax.random.key(seed)),
+        statistics=statistics,
     )
 
 
@@ -140,7 +153,7 @@ def make_step(
         model: the model, in training mode; its weights are those of the state.
         optimizer: the optimizer.
         ema_decay: decay of the moving average, or `None`.
-        state: a state whose layout on the mesh the step keeps.
+        state: a state, or an abstract one, whose layout on the mesh the step keeps.
 
     Returns:
         A function of the state, which it consumes, and the batches whose gradients are averaged.
@@ -182,8 +195,7 @@ def make_step(
         )
         return state, StepMetrics(value, optax.tree.norm(gradient))
 
-    layout = jax.tree.map(lambda array: array.sharding, state)
-    return jax.jit(step, donate_argnums=0, out_shardings=(layout, None))
+    return jax.jit(step, donate_argnums=0, out_shardings=(layout_of(state), None))
 
 
 def make_evaluation(model: nnx.Module) -> Callable[[Any, Statistics, Batch], tuple]:

@@ -5,6 +5,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
+from parallel.parameters import parameter
+
 
 def _gelu(x):
     return jax.nn.gelu(x, approximate=False)
@@ -59,7 +61,7 @@ class Activation(nnx.Module):
         self.name = str(name).lower()
         if self.name in _LEARNED:
             initial = jnp.full((1,), _LEARNED[self.name][0], param_dtype)
-            self.parameter = nnx.Param(initial, out_sharding=(None,))
+            self.parameter = parameter(initial, None)
         elif self.name not in _FUNCTIONS:
             raise ValueError(
                 f"act: expected one of {', '.join(sorted([*_FUNCTIONS, *_LEARNED]))}; got {name!r}"

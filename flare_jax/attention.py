@@ -9,6 +9,7 @@ from flare_jax.linear import Linear
 from flare_jax.mixer import MixerWeights, flare_mixer
 from parallel import mesh as mesh_lib
 from parallel.mesh import DATA, HEADS, POINTS
+from parallel.parameters import parameter
 from parallel.random import points_dropout
 
 
@@ -48,7 +49,7 @@ class FLAREAttention(nnx.Module):
         width = dim // heads
         types = dict(rngs=rngs, dtype=dtype, param_dtype=param_dtype)
         queries = jax.random.normal(rngs.params(), (heads, latents, width), param_dtype)
-        self.latent_queries = nnx.Param(queries, out_sharding=(HEADS, None, None))
+        self.latent_queries = parameter(queries, HEADS, None, None)
         self.project_in = Linear(dim, dim, out_axis=HEADS, **types)
         self.project_key = Linear(width, width, **types)
         self.project_value = Linear(width, width, **types)

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
+from parallel.parameters import parameter
 from parallel.softmax import accumulation_dtype
 
 # The reference draws linear weights from a normal distribution of this deviation, truncated at 100
@@ -42,8 +43,8 @@ class Linear(nnx.Module):
             param_dtype: type of the weights.
         """
         kernel = jax.random.normal(rngs.params(), (in_features, out_features), param_dtype)
-        self.kernel = nnx.Param(_KERNEL_DEVIATION * kernel, out_sharding=(in_axis, out_axis))
-        self.bias = nnx.Param(jnp.zeros(out_features, param_dtype), out_sharding=(out_axis,))
+        self.kernel = parameter(_KERNEL_DEVIATION * kernel, in_axis, out_axis)
+        self.bias = parameter(jnp.zeros(out_features, param_dtype), out_axis)
         self.dtype = dtype
 
     def __call__(self, x: Float[Array, "*B C_in"]) -> Float[Array, "*B C_out"]:

@@ -106,28 +106,26 @@ class PointTransformer(nnx.Module):
         self.dropout_rngs = rngs.dropout.fork()
 
         types = dict(rngs=rngs, dtype=dtype, param_dtype=param_dtype)
-        # Weights are placed at the end, all at once, and without a mesh not at all.
-        with nnx.use_eager_sharding(False):
-            self.preprocess = MLP(
-                functional_dim + embedding_dim, 2 * n_hidden, n_hidden, act=act, **types
+        self.preprocess = MLP(
+            functional_dim + embedding_dim, 2 * n_hidden, n_hidden, act=act, **types
+        )
+        if time_input:
+            self.time_embedding = TimeEmbedding(n_hidden, **types)
+
+        def make_block(rngs: nnx.Rngs) -> Block:
+            return Block(
+                make_attention(rngs, dtype),
+                n_hidden,
+                mlp_ratio=mlp_ratio,
+                act=act,
+                rngs=rngs,
+                dtype=dtype,
+                param_dtype=param_dtype,
             )
-            if time_input:
-                self.time_embedding = TimeEmbedding(n_hidden, **types)
 
-            def make_block(rngs: nnx.Rngs) -> Block:
-                return Block(
-                    make_attention(rngs, dtype),
-                    n_hidden,
-                    mlp_ratio=mlp_ratio,
-                    act=act,
-                    rngs=rngs,
-                    dtype=dtype,
-                    param_dtype=param_dtype,
-                )
-
-            self.stack = BlockStack(make_block, n_layers, remat=remat, rngs=rngs)
-            self.norm_out = layer_norm(n_hidden, **types)
-            self.project_out = Linear(n_hidden, out_dim, **types)
+        self.stack = BlockStack(make_block, n_layers, remat=remat, rngs=rngs)
+        self.norm_out = layer_norm(n_hidden, **types)
+        self.project_out = Linear(n_hidden, out_dim, **types)
         place_parameters(self)
 
     def __call__(

@@ -6,6 +6,14 @@ from flax import nnx
 from parallel import mesh as mesh_lib
 
 
+def parameter(value: jax.Array, *axes: str | None) -> nnx.Param:
+    """A weight that carries its layout: one mesh axis, or `None`, for each of its dimensions.
+
+    It is not placed yet, so that layers can be made with or without a mesh; see `place_parameters`.
+    """
+    return nnx.Param(value, out_sharding=axes, eager_sharding=False)
+
+
 def partition_specs(module: nnx.Module):
     """The `PartitionSpec` of every variable of a module, for the mesh of the context."""
     specs = nnx.get_partition_spec(nnx.state(module))

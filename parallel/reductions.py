@@ -59,7 +59,8 @@ def masked_mean_and_variance(
     where a field's mean is far larger than its spread, as absolute pressures and coordinates are.
     """
     mean = masked_mean(x, mask)
-    return mean, masked_mean(jnp.square(x.astype(mean.dtype) - mean[:, None]), mask)
+    # Padding is zeroed before it is squared: masked after, its NaN would still reach the gradient.
+    return mean, masked_mean(jnp.square(_masked(x, mask) - mean[:, None]), mask)
 
 
 def slice_sums(

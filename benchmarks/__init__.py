@@ -1,0 +1,1 @@
+"""What is measured, each a command that prints a table."""
