@@ -156,10 +156,10 @@ class TrainConfig:
         loader_threads: threads that prepare batches.
     """
 
-    steps: int = 2000
-    batch_size: int = 8
+    steps: int = 1000
+    batch_size: int = 4
     seed: int = 0
-    checkpoint_every: int = 500
+    checkpoint_every: int = 250
     keep: int = 2
     log_every: int = 20
     loader_threads: int = 1
