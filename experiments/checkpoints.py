@@ -1,10 +1,13 @@
 """Checkpoints of a run: asynchronous, whole or not there, readable on any mesh."""
 
+import json
 import logging
+import math
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import preservation_policy
 
@@ -30,6 +33,7 @@ class Checkpoints:
 
         Raises:
             FileNotFoundError: the folder is to be read and there is nothing.
+            ValueError: the list of checkpoints is damaged.
         """
         self.folder = folder / "checkpoints"
         policy = preservation_policy.AnyPreservationPolicy(
@@ -53,14 +57,19 @@ class Checkpoints:
         )
         if read_only and not self.folder.is_dir():
             raise FileNotFoundError(f"{folder}: has no checkpoint yet")
-        self._manager = ocp.CheckpointManager(
-            self.folder.resolve(),
-            options=options,
-            item_handlers={
-                "state": ocp.PyTreeCheckpointHandler(),
-                "extra": ocp.JsonCheckpointHandler(),
-            },
-        )
+        try:
+            self._manager = ocp.CheckpointManager(
+                self.folder.resolve(),
+                options=options,
+                item_handlers={
+                    "state": ocp.PyTreeCheckpointHandler(),
+                    "extra": ocp.JsonCheckpointHandler(),
+                },
+            )
+        except json.JSONDecodeError as error:
+            raise ValueError(
+                f"{self.folder}: the metrics of a checkpoint are damaged: {_reason(error)}"
+            ) from error
 
     def save(self, step: int, state: Any, extra: dict, validation_error: float | None) -> None:
         """Saves a checkpoint in the background.
@@ -71,7 +80,9 @@ class Checkpoints:
             extra: what else goes with it, as JSON.
             validation_error: the error by which the best one is chosen, if it is known.
         """
-        metrics = None if validation_error is None else {METRIC: validation_error}
+        # A NaN can be compared to nothing: Orbax would take any checkpoint for the best.
+        known = validation_error is not None and math.isfinite(validation_error)
+        metrics = {METRIC: validation_error} if known else None
         self._manager.save(
             step,
             args=ocp.args.Composite(
@@ -125,16 +136,19 @@ class Checkpoints:
                 ),
             )
         except Exception as error:
-            raise ValueError(f"{where}: the checkpoint is damaged: {_first_line(error)}") from error
-        leaves = [restored.state[path] for path in wanted]
+            raise ValueError(f"{where}: the checkpoint is damaged: {_reason(error)}") from error
+        # Without a mesh, shapes alone carry no sharding, and Orbax reads onto the host.
+        leaves = [jnp.asarray(restored.state[path]) for path in wanted]
         return jax.tree.unflatten(jax.tree.structure(like), leaves), restored.extra
 
     def _shapes(self, step: int, where: str) -> dict[str, tuple[int, ...]]:
         try:
             tree = self._manager.item_metadata(step).state
+            if tree is None:
+                raise FileNotFoundError("the state has no metadata")
             return {path: tuple(leaf.shape) for path, leaf in tree.items()}
         except Exception as error:
-            raise ValueError(f"{where}: the checkpoint is damaged: {_first_line(error)}") from error
+            raise ValueError(f"{where}: the checkpoint is damaged: {_reason(error)}") from error
 
     def close(self) -> None:
         """Waits for what is being saved, and closes."""
@@ -162,5 +176,9 @@ def _difference(saved: dict[str, tuple[int, ...]], wanted: dict[str, Any]) -> st
     return None
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+def _reason(error: Exception) -> str:
+    """The first line of an error's cause, without the settings that TensorStore adds to it."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    line = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return line.partition(" [tensorstore_spec=")[0]

@@ -1,18 +1,23 @@
-"""The typed configuration of an experiment: its schema, its errors, and its file in a run's folder.
+"""The typed configuration of an experiment: its schema, its values, and its file in a run's folder.
 
 The YAML files under `configs/` are checked against these classes when Hydra composes them.
 """
 
-import difflib
+import math
 import re
-from dataclasses import dataclass, field
+import sys
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import yaml
 from hydra.core.config_store import ConfigStore
-from hydra.errors import HydraException
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+
+from experiments.config_errors import explain, flat, key_names, one_line
 
 CONFIG_DIR = Path(__file__).resolve().parent.parent / "configs"
 CONFIG_FILE = "config.yaml"
@@ -181,7 +186,7 @@ DATA: dict[str, type[DataConfig]] = {"darcy": DarcyConfig}
 
 
 def register_schemas() -> None:
-    """Tells Hydra the types of the groups; their YAML files name them in their defaults."""
+    """Tells Hydra the types of the groups, which their YAML files name, and the names of jobs."""
     store = ConfigStore.instance()
     store.store(name="experiment_schema", node=ExperimentConfig)
     for name, node in MODELS.items():
@@ -190,6 +195,24 @@ def register_schemas() -> None:
         store.store(group="data", name=f"{name}_schema", node=node)
     store.store(group="mesh", name="mesh_schema", node=MeshConfig)
     store.store(group="optimizer", name="optimizer_schema", node=OptimizerConfig)
+    OmegaConf.register_new_resolver(
+        "swept", lambda overrides: swept(overrides, sys.argv[1:]), replace=True
+    )
+
+
+def swept(overrides: Iterable[str], arguments: list[str]) -> str:
+    """Name of a sweep's job: its overrides of what the command line sweeps over.
+
+    Hydra's own `override_dirname` holds all overrides, and so may be too long for a file system,
+    and a name with `=` or `,` in it would need quotes in `hydra.run.dir=FOLDER`.
+    """
+    parser = OverridesParser.create()
+    # What is no override is an option of Hydra's.
+    given = parser.parse_overrides([text for text in arguments if "=" in text and text[0] != "-"])
+    keys = {override.key_or_group for override in given if override.is_sweep_override()}
+    own = [text.lstrip("+") for text in overrides]
+    name = "_".join(sorted(text for text in own if text.partition("=")[0] in keys))
+    return re.sub(r"[^\w.-]", "_", name.replace("=", "-")) or "single"
 
 
 def typed(config: DictConfig) -> ExperimentConfig:
@@ -198,19 +221,56 @@ def typed(config: DictConfig) -> ExperimentConfig:
     Raises:
         ValueError: a key is unknown, a value is of a wrong type or out of range.
     """
-    plain = OmegaConf.to_container(config, resolve=True)
     experiment = OmegaConf.structured(ExperimentConfig)
-    for group, kinds in (("model", MODELS), ("data", DATA)):
-        name = (plain.get(group) or {}).get("name")
-        if name not in kinds:
-            raise ValueError(f"{group}.name: expected one of {', '.join(kinds)}; got {name!r}")
-        setattr(experiment, group, kinds[name])
     try:
+        plain = OmegaConf.to_container(config, resolve=True)
+        for group, kinds in (("model", MODELS), ("data", DATA)):
+            setattr(experiment, group, kinds[_kind(group, plain.get(group), kinds)])
         merged = OmegaConf.to_object(OmegaConf.merge(experiment, plain))
     except OmegaConfBaseException as error:
-        raise ValueError(explain(error, _keys(OmegaConf.to_container(experiment)))) from error
+        raise ValueError(explain(error, key_names(OmegaConf.to_container(experiment)))) from error
     _check_values(merged)
     return merged
+
+
+def _kind(group: str, values: Any, kinds: dict[str, type]) -> str:
+    if not isinstance(values, dict | None):
+        raise ValueError(f"{group}: expected a mapping; got {values!r}")
+    name = (values or {}).get("name")
+    if name not in list(kinds):
+        raise ValueError(f"{group}.name: expected one of {', '.join(kinds)}; got {name!r}")
+    return name
+
+
+OPTIMIZERS = ("adamw", "muon")
+SCHEDULES = ("one_cycle", "cosine", "constant")
+_ABOVE_ZERO = (math.nextafter(0, 1), sys.float_info.max, "a positive number")
+_NOT_NEGATIVE = (0, sys.float_info.max, "a number of at least 0")
+_FRACTION = (0, math.nextafter(1, 0), "a number in [0, 1)")
+# JAX would take a larger seed and drop its upper bits.
+_SEED = (0, 2**32 - 1, "an integer in [0, 2**32)")
+_RANGES = {
+    "data.train": _ABOVE_ZERO,
+    "data.validation": _ABOVE_ZERO,
+    "data.test": _ABOVE_ZERO,
+    "optimizer.learning_rate": _ABOVE_ZERO,
+    "optimizer.adam_learning_rate": _ABOVE_ZERO,
+    "optimizer.weight_decay": _NOT_NEGATIVE,
+    "optimizer.beta1": _FRACTION,
+    "optimizer.beta2": _FRACTION,
+    "optimizer.clip_norm": _ABOVE_ZERO,
+    "optimizer.warmup": _FRACTION,
+    "optimizer.final_fraction": _FRACTION,
+    "optimizer.accumulate": _ABOVE_ZERO,
+    "optimizer.ema_decay": _FRACTION,
+    "train.steps": _ABOVE_ZERO,
+    "train.batch_size": _ABOVE_ZERO,
+    "train.seed": _SEED,
+    "train.checkpoint_every": _ABOVE_ZERO,
+    "train.keep": _ABOVE_ZERO,
+    "train.log_every": _ABOVE_ZERO,
+    "train.loader_threads": _NOT_NEGATIVE,
+}
 
 
 def _check_values(config: ExperimentConfig) -> None:
@@ -220,32 +280,15 @@ def _check_values(config: ExperimentConfig) -> None:
 
     for name in ("dtype", "param_dtype"):
         check(f"model.{name}", getattr(config.model, name), ("float32", "bfloat16"))
-    check("optimizer.name", config.optimizer.name, ("adamw", "muon"))
-    check("optimizer.schedule", config.optimizer.schedule, ("one_cycle", "cosine", "constant"))
-    positive = {
-        "data.train": config.data.train,
-        "data.validation": config.data.validation,
-        "data.test": config.data.test,
-        "optimizer.learning_rate": config.optimizer.learning_rate,
-        "optimizer.accumulate": config.optimizer.accumulate,
-        "train.steps": config.train.steps,
-        "train.batch_size": config.train.batch_size,
-        "train.checkpoint_every": config.train.checkpoint_every,
-        "train.keep": config.train.keep,
-        "train.log_every": config.train.log_every,
-    }
-    for name, value in positive.items():
-        if not value > 0:
-            raise ValueError(f"{name}: expected a positive number; got {value}")
-    fractions = {
-        "optimizer.warmup": config.optimizer.warmup,
-        "optimizer.final_fraction": config.optimizer.final_fraction,
-    }
-    if config.optimizer.ema_decay is not None:
-        fractions["optimizer.ema_decay"] = config.optimizer.ema_decay
-    for name, value in fractions.items():
-        if not 0 <= value < 1:
-            raise ValueError(f"{name}: expected a number in [0, 1); got {value}")
+    check("optimizer.name", config.optimizer.name, OPTIMIZERS)
+    check("optimizer.schedule", config.optimizer.schedule, SCHEDULES)
+    for name, value in flat(asdict(config)).items():
+        if name not in _RANGES or value is None:
+            continue
+        low, high, words = _RANGES[name]
+        # Written so that a NaN is out of range.
+        if not low <= value <= high:
+            raise ValueError(f"{name}: expected {words}; got {value}")
 
 
 def save(config: ExperimentConfig, folder: Path) -> None:
@@ -269,86 +312,41 @@ def load(folder: Path, overrides: list[str] | None = None) -> ExperimentConfig:
     path = folder / CONFIG_FILE
     if not path.is_file():
         raise FileNotFoundError(f"{folder}: expected a run's folder with {CONFIG_FILE} in it")
+    saved = _read(path)
     try:
-        saved = OmegaConf.load(path)
-        if not isinstance(saved, DictConfig):
-            raise ValueError(f"{path}: expected a mapping; got {type(saved).__name__}")
-        return typed(OmegaConf.merge(saved, OmegaConf.from_dotlist(overrides or [])))
+        config = typed(saved)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
+    for override in overrides or []:
+        saved = OmegaConf.merge(saved, _change(override))
+    return typed(saved) if overrides else config
+
+
+def _read(path: Path) -> DictConfig:
+    try:
+        saved = OmegaConf.load(path)
+    except (yaml.YAMLError, OmegaConfBaseException, UnicodeDecodeError, OSError) as error:
+        raise ValueError(f"{path}: expected YAML; got {one_line(error)}") from error
+    if not isinstance(saved, DictConfig):
+        raise ValueError(f"{path}: expected a mapping; got a list")
+    return saved
+
+
+def _change(override: str) -> DictConfig:
+    try:
+        return OmegaConf.from_dotlist([override])
+    except yaml.YAMLError as error:
+        raise ValueError(f"{override}: expected key=value; got {one_line(error)}") from error
 
 
 def difference(saved: ExperimentConfig, current: ExperimentConfig) -> list[str]:
     """Keys that make another experiment: all that differ but the mesh and what is only written."""
     free = ("mesh.", "train.log_every", "train.keep", "train.loader_threads", "data.cache_dir")
     before, after = (
-        _flat(OmegaConf.to_container(OmegaConf.structured(c))) for c in (saved, current)
+        flat(OmegaConf.to_container(OmegaConf.structured(c))) for c in (saved, current)
     )
     return [
         f"{key} ({before.get(key)!r} there, {after.get(key)!r} here)"
         for key in sorted(before.keys() | after.keys())
         if before.get(key) != after.get(key) and not key.startswith(free)
     ]
-
-
-def explain(error: Exception, known: list[str]) -> str:
-    """One line for an error of Hydra or OmegaConf, with the nearest known key or choice."""
-    text = str(error) if error.__cause__ is None else f"{error}\n{error.__cause__}"
-    missing = re.search(r"Key '([^']+)' (?:is not in struct|not in '\w+')", text)
-    if missing:
-        override = re.search(r"Could not override '([^']+)'", text)
-        full = re.search(r"full_key: (\S+)", text)
-        key = override.group(1) if override else full.group(1) if full else missing.group(1)
-        return f"unknown config key {key!r}{_nearest(key, known)}"
-    choice = re.search(r"Could not find '([^']+)/([^']+)'", text)
-    if choice:
-        group, name = choice.groups()
-        options = re.findall(r"^\t(\S+)$", text, flags=re.MULTILINE)
-        options = [option for option in options if not option.endswith("_schema")]
-        return f"unknown choice {group}={name}: expected one of {', '.join(options)}"
-    override = re.search(r"Error merging override (\S+)", text)
-    if override:
-        reason = text.splitlines()[1].strip()
-        return f"{override.group(1)}: {reason[0].lower()}{reason[1:]}"
-    return " ".join(text.split())
-
-
-def _nearest(key: str, known: list[str]) -> str:
-    """The known key that was probably meant: spelled alike, or abbreviated by its initials."""
-    group, _, leaf = key.rpartition(".")
-    initials = [
-        name
-        for name in known
-        if name.rpartition(".")[0] == group
-        and "".join(word[0] for word in name.rpartition(".")[2].split("_")) == leaf
-    ]
-    near = initials or difflib.get_close_matches(key, known, n=1)
-    return f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(known)}"
-
-
-def known_keys(overrides: list[str]) -> list[str]:
-    """Every key of the configuration that the group choices among `overrides` lead to."""
-    from hydra import compose
-
-    groups = {"model", "data", "mesh", "optimizer"}
-    chosen = [o for o in overrides if o.partition("=")[0] in groups and "," not in o]
-    for attempt in (chosen, []):
-        try:
-            return _keys(OmegaConf.to_container(compose("config", overrides=attempt)))
-        except HydraException:
-            continue
-    return []
-
-
-def _flat(tree: dict, prefix: str = "") -> dict[str, Any]:
-    flat = {}
-    for key, value in tree.items():
-        if isinstance(value, dict):
-            flat |= _flat(value, f"{prefix}{key}.")
-        else:
-            flat[prefix + key] = value
-    return flat
-
-
-def _keys(tree: dict) -> list[str]:
-    return list(_flat(tree))

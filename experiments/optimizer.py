@@ -3,7 +3,7 @@
 import jax
 import optax
 
-from experiments.config import OptimizerConfig
+from experiments.config import OPTIMIZERS, SCHEDULES, OptimizerConfig
 
 
 def make_schedule(config: OptimizerConfig, peak: float, steps: int) -> optax.Schedule:
@@ -11,6 +11,9 @@ def make_schedule(config: OptimizerConfig, peak: float, steps: int) -> optax.Sch
 
     `one_cycle` rises by a cosine to its peak and falls to `final_fraction` of it (Smith and Topin,
     arXiv 1708.07120); `cosine` rises linearly and falls by a cosine; `constant` stays.
+
+    Raises:
+        ValueError: the schedule is unknown.
     """
     warmup = config.warmup * steps
     if config.schedule == "one_cycle":
@@ -32,17 +35,26 @@ def make_schedule(config: OptimizerConfig, peak: float, steps: int) -> optax.Sch
             decay_steps=steps,
             end_value=peak * config.final_fraction,
         )
-    return optax.constant_schedule(peak)
+    if config.schedule == "constant":
+        return optax.constant_schedule(peak)
+    raise ValueError(
+        f"optimizer.schedule: expected one of {', '.join(SCHEDULES)}; got {config.schedule!r}"
+    )
 
 
 def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransformation:
     """Clipping by global norm, then AdamW, or Muon for kernels with AdamW for the rest.
+
+    Under Muon both take Nesterov's step of the momentum, as Optax does by default.
 
     Only kernels decay: biases, norms and latent queries have no scale to lose.
 
     Args:
         config: see `OptimizerConfig`.
         steps: optimizer steps of the whole training.
+
+    Raises:
+        ValueError: the optimizer or its schedule is unknown.
     """
     schedule = make_schedule(config, config.learning_rate, steps)
     if config.name == "muon":
@@ -54,13 +66,17 @@ def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransfo
             adam_b2=config.beta2,
             muon_weight_dimension_numbers=_matrices,
         )
-    else:
+    elif config.name == "adamw":
         update = optax.adamw(
             schedule,
             b1=config.beta1,
             b2=config.beta2,
             weight_decay=config.weight_decay,
             mask=_kernels,
+        )
+    else:
+        raise ValueError(
+            f"optimizer.name: expected one of {', '.join(OPTIMIZERS)}; got {config.name!r}"
         )
     if config.clip_norm is None:
         return update

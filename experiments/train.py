@@ -3,6 +3,7 @@
 Started again in the folder of a run, it goes on where the run stopped.
 """
 
+import dataclasses
 import importlib.metadata
 import signal
 import sys
@@ -21,6 +22,7 @@ from experiments import config as configs
 from experiments.checkpoints import Checkpoints
 from experiments.cli import StopSignals, one_line_errors
 from experiments.config import ExperimentConfig
+from experiments.config_errors import explain, known_keys
 from experiments.data import Dataset, Loader, load_dataset
 from experiments.evaluation import evaluate_split
 from experiments.figures import draw_predictions
@@ -130,7 +132,11 @@ class _Run:
         )
 
     def save(self, step: int, validation_error: float | None) -> None:
-        extra = {"loader": self.loader.position, "seconds": self.seconds}
+        extra = {
+            "loader": self.loader.position,
+            "seconds": self.seconds,
+            "config": dataclasses.asdict(self.config),
+        }
         self.checkpoints.save(step, self.state, extra, validation_error)
 
     def advance(self, signals: StopSignals) -> bool:
@@ -148,8 +154,9 @@ class _Run:
         step_function = make_step(
             self.model, self.optimizer, self.config.optimizer.ema_decay, self.state
         )
-        schedule = make_schedule(
-            self.config.optimizer, self.config.optimizer.learning_rate, train.steps
+        # Compiled: operation by operation it would take as long as a small step.
+        schedule = jax.jit(
+            make_schedule(self.config.optimizer, self.config.optimizer.learning_rate, train.steps)
         )
         log = RunLog(self.folder, first, train.steps, self.samples_a_step)
         started, before = time.perf_counter(), self.seconds
@@ -167,16 +174,20 @@ class _Run:
                         },
                     )
                 last = step == train.steps
-                if step % train.checkpoint_every == 0 or last or signals.received is not None:
+                due = last or step % train.checkpoint_every == 0
+                # Read once: a signal that comes later is met at the next step.
+                stop = signals.received
+                if due or stop is not None:
                     jax.block_until_ready(self.state)
                     self.seconds = before + time.perf_counter() - started
                     error = None
-                    if signals.received is None:
+                    # Also when told to stop: a run that goes on would not come back to it.
+                    if due:
                         error = float(self.split("validation").relative_l2.mean())
                         log.write(step, {"validation_relative_l2": error})
                     self.save(step, error)
-                if signals.received is not None and not last:
-                    name = signal.Signals(signals.received).name
+                if stop is not None and not last:
+                    name = signal.Signals(stop).name
                     _say(f"\n{self.folder}: stopped by {name} at step {step}; start again to go on")
                     return False
         finally:
@@ -252,8 +263,8 @@ def main() -> int:
     except (HydraException, OmegaConfBaseException) as error:
         overrides = [argument for argument in sys.argv[1:] if "=" in argument]
         with hydra.initialize_config_dir(str(configs.CONFIG_DIR), version_base="1.3"):
-            known = configs.known_keys(overrides)
-        raise ValueError(configs.explain(error, known)) from error
+            known = known_keys(overrides)
+        raise ValueError(explain(error, known)) from error
     if failure is not None:
         raise failure
     return code

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float
 
@@ -126,8 +127,16 @@ def initial_state(
 
 
 def layout_of(state: TrainState) -> TrainState:
-    """The shardings of a state, abstract or not."""
-    return jax.tree.map(lambda leaf: leaf.sharding, state)
+    """The shardings of a state, abstract or not; `None` for what lies on no mesh.
+
+    To name the device of such a leaf would commit it: the first step would give back a state of
+    another kind than it took, and the second step would be compiled again.
+    """
+
+    def on_mesh(leaf):
+        return leaf.sharding if isinstance(leaf.sharding, NamedSharding) else None
+
+    return jax.tree.map(on_mesh, state)
 
 
 def _make_state(params, statistics, *, optimizer, seed: int, average: bool) -> TrainState:

@@ -45,7 +45,12 @@ class FLAREAttention(nnx.Module):
             rngs: random streams; `params` is used.
             dtype: type to compute in.
             param_dtype: type of the weights.
+
+        Raises:
+            ValueError: `heads` does not divide `dim`.
         """
+        if heads < 1 or dim % heads:
+            raise ValueError(f"heads: expected a divisor of dim={dim}; got {heads}")
         width = dim // heads
         types = dict(rngs=rngs, dtype=dtype, param_dtype=param_dtype)
         queries = jax.random.normal(rngs.params(), (heads, latents, width), param_dtype)

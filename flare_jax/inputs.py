@@ -100,8 +100,8 @@ def check_points(
             raise wrong
         if points > real and not padded:
             raise ValueError(
-                f"{name}: {points // row} rows for a grid of {structured_shape[0]} are padding and "
-                f"need a point_mask; got shape {shape} without one"
+                f"{name}: expected a point_mask, since {points // row} rows are more than the "
+                f"{structured_shape[0]} of the grid; got shape {shape} without one"
             )
 
     groups = mesh_lib.axis_size(DATA)
@@ -132,5 +132,6 @@ def check_mask(mask: jax.Array | np.ndarray | None, batch: int, layout: PointLay
     empty = np.flatnonzero(~np.asarray(mask).reshape(batch, layout.points).any(1))
     if empty.size:
         raise ValueError(
-            f"point_mask: sample {empty[0]} has no real point; every sample needs at least one"
+            "point_mask: expected at least one real point in every sample; got none in sample "
+            f"{empty[0]}"
         )

@@ -79,7 +79,6 @@ def flare_mixer(
     Returns:
         The mixed points, laid out as `x`.
     """
-    weights = jax.tree.map(lambda weight: weight.astype(x.dtype), weights)
     return _mix(_Static(float(scale), chunk_size), x, weights, point_mask)
 
 
@@ -93,7 +92,7 @@ def _mix_forward(static: _Static, x, weights, point_mask):
     run = mesh_lib.island(
         partial(_forward, static), in_specs=(_CLOUD, P(), _CLOUD), out_specs=(_CLOUD, P(), P())
     )
-    y, latents, lse = run(x, weights, point_mask)
+    y, latents, lse = run(x, _cast(weights, x.dtype), chunks.tie(point_mask, x))
     return y, (x, weights, point_mask, latents, lse)
 
 
@@ -103,10 +102,18 @@ def _mix_backward(static: _Static, residuals, d_y):
         in_specs=(_CLOUD, P(), _CLOUD, P(), P(), _CLOUD),
         out_specs=(_CLOUD, P()),
     )
-    return *run(*residuals, d_y), None
+    x, weights, *others = residuals
+    d_x, d_weights = run(x, _cast(weights, x.dtype), *others, d_y)
+    # The sums of the weight gradients are never narrowed to the type that is computed in.
+    d_weights = jax.tree.map(lambda d, weight: d.astype(weight.dtype), d_weights, weights)
+    return d_x, d_weights, None
 
 
 _mix.__wrapped__.defvjp(_mix_forward, _mix_backward)
+
+
+def _cast(weights: MixerWeights, dtype) -> MixerWeights:
+    return jax.tree.map(lambda weight: weight.astype(dtype), weights)
 
 
 def _chunk(x, point_mask, start, size):
@@ -207,7 +214,7 @@ def _backward(static: _Static, x, weights: MixerWeights, point_mask, z, lse, d_y
         d_scores = (static.scale * d_scores).astype(x.dtype)
 
         d_values = product("bhsn,bhsd->bnhd", gathering.astype(x.dtype), d_z).astype(x.dtype)
-        d_keys = product("bhsn,hsd->bnhd", d_scores, weights.latent_queries).astype(x.dtype)
+        d_keys = product("hsd,bhsn->bnhd", weights.latent_queries, d_scores).astype(x.dtype)
         # Sums over samples and heads come after the loop: inside it they would be a reduction over
         # the other mesh axes for every chunk.
         d_weights = d_weights + jnp.concatenate(
@@ -232,18 +239,17 @@ def _backward(static: _Static, x, weights: MixerWeights, point_mask, z, lse, d_y
     packed = packed.sum(0)
     if axis is not None:
         packed = jax.lax.psum(packed, axis)
-    return d_x, _unpack(packed, latents, width, x.dtype)
+    return d_x, _unpack(packed, latents, width)
 
 
-def _unpack(packed: Float[Array, "H R D"], latents: int, width: int, dtype) -> MixerWeights:
+def _unpack(packed: Float[Array, "H R D"], latents: int, width: int) -> MixerWeights:
     """The weight gradients that the loop over chunks packed along one axis."""
     ends = [latents, latents + width, latents + width + 1, latents + 2 * width + 1]
     queries, key_kernel, key_bias, value_kernel, value_bias = jnp.split(packed, ends, axis=1)
-    gradients = MixerWeights(
+    return MixerWeights(
         queries,
         key_kernel.sum(0),
         key_bias.sum((0, 1)),
         value_kernel.sum(0),
         value_bias.sum((0, 1)),
     )
-    return jax.tree.map(lambda gradient: gradient.astype(dtype), gradients)

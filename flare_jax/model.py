@@ -81,6 +81,8 @@ class FLARE(PointTransformer):
         """
         if slice_num < 1:
             raise ValueError(f"slice_num: expected at least 1; got {slice_num}")
+        if chunk_size is not None and chunk_size < 1:
+            raise ValueError(f"chunk_size: expected at least 1, or None; got {chunk_size}")
 
         def make_attention(rngs: nnx.Rngs, dtype: jax.typing.DTypeLike) -> FLAREAttention:
             return FLAREAttention(

@@ -136,7 +136,7 @@ def _attend_forward(layout: _Layout, query, key, value, key_mask):
         in_specs=(layout.query_spec, layout.key_spec, layout.key_spec, layout.key_spec),
         out_specs=(layout.query_spec, layout.sums_spec),
     )
-    output, log_sum_exp = run(query, key, value, key_mask)
+    output, log_sum_exp = run(query, key, value, chunks.tie(key_mask, key))
     return output, (query, key, value, key_mask, output, log_sum_exp)
 
 
@@ -258,6 +258,7 @@ def _scores(layout: _Layout, query, key, key_mask, first_query, first_key, dtype
     scores = layout.scale * jnp.einsum("bqhd,bkhd->bhqk", query, key, preferred_element_type=dtype)
     mask = None if key_mask is None else key_mask[:, None, None, :]
     if layout.causal:
+        first_query, first_key = chunks.tie((first_query, first_key), query)
         query_position = first_query + jnp.arange(query.shape[1])
         key_position = first_key + jnp.arange(key.shape[1])
         seen = (query_position[:, None] >= key_position)[None, None]

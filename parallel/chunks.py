@@ -58,3 +58,12 @@ def take(array: jax.Array | None, start, size: int, axis: int) -> jax.Array | No
 def put(array: jax.Array, chunk: jax.Array, start, axis: int) -> jax.Array:
     """`array` with a chunk of an axis replaced, in place inside a compiled loop."""
     return jax.lax.dynamic_update_slice_in_dim(array, chunk.astype(array.dtype), start, axis)
+
+
+def tie(positions, array: jax.Array):
+    """A mask or positions, as if they were computed from `array`; `None` stays `None`.
+
+    In the gradient of a scan over layers JAX computes once, before the scan, what depends on no
+    layer. Of a mask that would be its broadcast to the scores of every chunk, all of them kept.
+    """
+    return jax.lax.optimization_barrier((positions, array))[0]

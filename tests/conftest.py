@@ -9,13 +9,18 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 
 import contextlib
 import json
+from functools import partial
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 import parallel
+from flare_jax import FLARE
+from parallel.parameters import place_parameters
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -35,6 +40,46 @@ def on_mesh(axes: dict[str, int] | None):
     if axes is None:
         return contextlib.nullcontext()
     return jax.set_mesh(parallel.make_mesh(**axes))
+
+
+def small_flare(**options) -> FLARE:
+    """A FLARE model of width 16, with weights far from zero.
+
+    At the initial weights attention is all but uniform, and a fault in it would hardly show.
+    """
+    sizes = dict(functional_dim=2, out_dim=2, embedding_dim=3, n_layers=2, n_hidden=16, n_head=4)
+    model = FLARE(**sizes | dict(slice_num=8) | options, rngs=nnx.Rngs(0, dropout=1))
+    generator = np.random.default_rng(0)
+
+    def perturb(value):
+        return value + (0.2 * generator.standard_normal(value.shape)).astype(value.dtype)
+
+    nnx.update(model, jax.tree.map(perturb, nnx.state(model, nnx.Param)))
+    return model
+
+
+def placed(model):
+    """A copy of a model on the mesh of the context; to draw its weights again takes seconds."""
+    copy = nnx.clone(model)
+    place_parameters(copy)
+    return copy
+
+
+def cloud_inputs(points: int, batch: int = 2, dtype=np.float32) -> dict[str, np.ndarray]:
+    """Inputs of `small_flare`; those of fewer points or samples are the first of more."""
+    draw = np.random.default_rng(0).standard_normal((1000, 8, 5)).astype(dtype)
+    values = draw[:points, :batch].swapaxes(0, 1)
+    return dict(fx=values[..., :2], embedding=values[..., 2:])
+
+
+def padded_inputs(real: list[int], points: int, garbage: float):
+    """Inputs of `small_flare` with some real points in each sample, then garbage; and the mask."""
+    mask = np.arange(points) < np.array(real)[:, None]
+    inputs = {
+        name: np.where(mask[..., None], value, np.float32(garbage))
+        for name, value in cloud_inputs(points).items()
+    }
+    return inputs, mask
 
 
 @pytest.fixture
@@ -60,6 +105,71 @@ def assert_trees_close(actual, expected, tolerance: float) -> None:
         if not value <= tolerance
     }
     assert not wrong, f"differ by more than {tolerance}: {wrong}"
+
+
+# Small programs, each run once or twice: compiling them takes longer than running them.
+COMPILE_FAST = {"xla_backend_optimization_level": 0}
+
+
+@partial(jax.jit, static_argnums=0, compiler_options=COMPILE_FAST)
+def _step(graph, state, inputs, mask):
+    def loss(model, inputs):
+        output = model(**inputs, point_mask=mask)
+        # The gradient at padding rows is not zero: it is the model that must not let it through.
+        return jnp.sum((output + 1) ** 2) / 2, output
+
+    differentiate = nnx.value_and_grad(loss, argnums=(0, 1), has_aux=True)
+    (_, output), (d_model, d_inputs) = differentiate(nnx.merge(graph, state), inputs)
+    return output, nnx.to_pure_dict(d_model), d_inputs
+
+
+@partial(jax.jit, static_argnums=0, compiler_options=COMPILE_FAST)
+def _forward(graph, state, inputs, mask):
+    return nnx.merge(graph, state)(**inputs, point_mask=mask)
+
+
+def forward(model, inputs: dict, mask=None):
+    """The output for inputs as they are; compiled faster than by calling the model."""
+    return _forward(*nnx.split(model), inputs, mask)
+
+
+def step(model, inputs: dict, mask=None):
+    """The output for inputs as they are, and the gradients (parameters, inputs) of a loss on it.
+
+    Compiled once for each kind of model, shape and mesh.
+    """
+    output, d_params, d_inputs = _step(*nnx.split(model), inputs, mask)
+    return output, (d_params, d_inputs)
+
+
+def value_and_gradients(model, inputs: dict):
+    """Like `step`, for inputs on the host: they are sharded, and what comes out is brought back.
+
+    Clouds may be lists of samples of different length; what comes out is then lists as well.
+    """
+    shape, fx = model.structured_shape, inputs["fx"]
+    placed, mask = dict(inputs), None
+    for name in inputs.keys() - {"time"}:
+        placed[name], mask = parallel.shard_points(inputs[name], shape)
+    output, (d_params, d_inputs) = step(model, placed, None if np.asarray(mask).all() else mask)
+
+    points = [len(sample) for sample in fx] if isinstance(fx, list) else fx.shape[1]
+    bring_back = partial(
+        parallel.unshard_points,
+        num_points=points if shape is None else None,
+        structured_shape=shape,
+    )
+    for name in inputs.keys() - {"time"}:
+        d_inputs[name] = bring_back(d_inputs[name])
+    return bring_back(output), (d_params, d_inputs)
+
+
+@pytest.fixture(scope="module")
+def compile_fast():
+    """For a module whose programs run for less time than they are compiled."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
 
 
 def load_golden(name: str) -> dict:

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import MESHES, assert_trees_close, on_mesh
+from conftest import MESHES, assert_trees_close, on_any_mesh, on_mesh
 
 import parallel
 from parallel import chunks
@@ -56,7 +56,7 @@ def value_and_gradients(function, query, key, value, d_output):
 
 @placements
 @pytest.mark.parametrize("masked", [False, True], ids=["all_keys", "key_mask"])
-@pytest.mark.parametrize("mesh", [None, *MESHES.values()], ids=["single", *MESHES])
+@on_any_mesh
 def test_equals_dense_attention(queries_sharded, keys_sharded, masked, mesh, float64):
     query, key, value, d_output = inputs()
     mask = np.arange(40) < np.array([[33], [7]]) if masked else None  # the last shards are padding

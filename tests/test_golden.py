@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import GOLDEN, MESHES, assert_trees_close, load_golden, on_mesh
+from conftest import GOLDEN, assert_trees_close, load_golden, on_any_mesh, on_mesh
 from flax import nnx
 
 import parallel
@@ -25,7 +25,7 @@ def build(case: dict, weights: dict) -> FLARE:
     return model
 
 
-@pytest.mark.parametrize("mesh", [None, *MESHES.values()], ids=["single", *MESHES])
+@on_any_mesh
 @pytest.mark.parametrize("name", CASES)
 def test_reference_case(name, mesh):
     case = load_golden(name)

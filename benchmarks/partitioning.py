@@ -1,0 +1,104 @@
+"""`python -m benchmarks.partitioning`: what the compiler does with sharded points by itself.
+
+Compiles the pieces of a layer, forward and backward, on 8 virtual devices that share out the
+points, and prints the collectives and temporary bytes. Where the compiler does well a piece is
+left to it; where it does not, `parallel/` has an island, printed beside it.
+"""
+
+import os
+
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+import parallel
+from benchmarks.collectives import collectives
+from experiments.training import relative_l2
+from flare_jax import MixerWeights, flare_mixer
+from flare_jax.linear import linear
+from parallel import mesh as mesh_lib
+from parallel.mesh import DATA, POINTS
+
+_BATCH, _POINTS, _WIDTH, _HEADS, _LATENTS = 1, 65_536, 128, 8, 64
+
+
+def _layer_norm(x, scale):
+    mean = x.mean(-1, keepdims=True)
+    return (x - mean) / jnp.sqrt(x.var(-1, keepdims=True) + 1e-5) * scale
+
+
+def _dense_mixer(x, weights: MixerWeights):
+    keys = x @ weights.key_kernel + weights.key_bias
+    values = x @ weights.value_kernel + weights.value_bias
+    scores = jnp.einsum("hsd,bnhd->bhsn", weights.latent_queries, keys)
+    latents = jnp.einsum("bhsn,bnhd->bhsd", jax.nn.softmax(scores, -1), values)
+    return jnp.einsum("bhsn,bhsd->bnhd", jax.nn.softmax(scores, 2), latents)
+
+
+def _pieces() -> dict[str, tuple[Callable, tuple]]:
+    """Name, function and abstract arguments of each piece."""
+    width = _WIDTH // _HEADS
+
+    def points(*rest: int):
+        axes = (DATA, POINTS, *[None] * len(rest))
+        sharding = mesh_lib.sharding(*axes)
+        return jax.ShapeDtypeStruct((_BATCH, _POINTS, *rest), jnp.float32, sharding=sharding)
+
+    def weight(*shape: int):
+        return jax.ShapeDtypeStruct(shape, jnp.float32, sharding=mesh_lib.sharding())
+
+    mixer = (
+        points(_HEADS, width),
+        MixerWeights(
+            weight(_HEADS, _LATENTS, width),
+            weight(width, width),
+            weight(width),
+            weight(width, width),
+            weight(width),
+        ),
+    )
+    slices = (points(_HEADS, _LATENTS), points(_HEADS, width))
+    return {
+        "linear layer": (linear, (points(_WIDTH), weight(_WIDTH, _WIDTH), weight(_WIDTH))),
+        "layer norm": (_layer_norm, (points(_WIDTH), weight(_WIDTH))),
+        "relative L2 loss": (relative_l2, (points(4), points(4))),
+        "FLARE mixer, left to the compiler": (_dense_mixer, mixer),
+        "FLARE mixer, island": (flare_mixer, mixer),
+        "slice sums, left to the compiler": (_dense_slice_sums, slices),
+        "slice sums, island": (parallel.slice_sums, slices),
+    }
+
+
+def _dense_slice_sums(weights, values):
+    return jnp.einsum("bnhs,bnhd->bhsd", weights, values), weights.sum(1)
+
+
+def main() -> None:
+    """The command."""
+    print(
+        f"8 devices, {_POINTS:,} points of width {_WIDTH}, {_HEADS} heads, {_LATENTS} latents, "
+        "float32; forward and all gradients\n"
+    )
+    print("| piece | collectives | bytes | temporary MiB a device |\n| --- | --- | ---: | ---: |")
+    with jax.set_mesh(parallel.make_mesh(points=8)):
+        for name, (function, arguments) in _pieces().items():
+
+            def step(cotangent, *arguments, function=function):
+                output, pull_back = jax.vjp(function, *arguments)
+                return output, pull_back(cotangent)
+
+            cotangent = jax.eval_shape(function, *arguments)
+            compiled = jax.jit(step).lower(cotangent, *arguments).compile()
+            found = collectives(compiled.as_text())
+            listed = "; ".join(f"{c.kind} {' '.join(c.shapes)}" for c in found.elements())
+            size = sum(collective.size for collective in found.elements())
+            temporary = compiled.memory_analysis().temp_size_in_bytes / 2**20
+            print(f"| {name} | {listed or 'none'} | {size:,} | {temporary:,.1f} |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""What is wrong with a configuration, in one line for its user."""
+
+import difflib
+import re
+from typing import Any
+
+from hydra import compose
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+
+
+def explain(error: Exception, known: list[str]) -> str:
+    """One line for an error of Hydra or OmegaConf, with the nearest known key or choice."""
+    text = str(error) if error.__cause__ is None else f"{error}\n{error.__cause__}"
+    missing = re.search(r"Key '([^']+)' (?:is not in struct|not in '\w+')", text)
+    if missing:
+        override = re.search(r"Could not override '([^']+)'", text)
+        full = re.search(r"full_key: (\S+)", text)
+        key = override.group(1) if override else full.group(1) if full else missing.group(1)
+        return f"unknown config key {key!r}{_nearest(key, known)}"
+    choice = re.search(r"Could not find '([^']+)/([^']+)'", text)
+    if choice:
+        group, name = choice.groups()
+        options = re.findall(r"^\t(\S+)$", text, flags=re.MULTILINE)
+        options = [option for option in options if not option.endswith("_schema")]
+        return f"unknown choice {group}={name}: expected one of {', '.join(options)}"
+    override = re.search(r"Error merging override (\S+)", text)
+    if override:
+        return _blame(override.group(1), text.splitlines()[1])
+    full = re.search(r"full_key: (\S+)", text)
+    return _blame(full.group(1), text.splitlines()[0]) if full else " ".join(text.split())
+
+
+def _blame(key: str, reason: str) -> str:
+    reason = reason.strip()
+    return f"{key}: {reason[0].lower()}{reason[1:]}"
+
+
+def _nearest(key: str, known: list[str]) -> str:
+    """The known key that was probably meant: without its group, by initials, or spelled alike."""
+    groups = list(dict.fromkeys(name.partition(".")[0] for name in known))
+    group, _, leaf = key.rpartition(".")
+    candidates = [name for name in known if group in ("", name.rpartition(".")[0])]
+    for name in candidates:
+        own = name.rpartition(".")[2]
+        if leaf in (own, "".join(word[0] for word in own.split("_"))):
+            return f"; did you mean {name!r}?"
+    near = difflib.get_close_matches(key, known if group else [*groups, *known], n=1)
+    if near:
+        return f"; did you mean {near[0]!r}?"
+    return f"; known are {', '.join(candidates if group and candidates else groups)}"
+
+
+def one_line(error: Exception) -> str:
+    """The message of an error without its line breaks."""
+    return " ".join(str(error).split())
+
+
+def known_keys(overrides: list[str]) -> list[str]:
+    """Every key of the configuration that the group choices among `overrides` lead to."""
+    groups = {"model", "data", "mesh", "optimizer"}
+    chosen = [o for o in overrides if o.partition("=")[0] in groups and "," not in o]
+    for attempt in (chosen, []):
+        try:
+            return key_names(OmegaConf.to_container(compose("config", overrides=attempt)))
+        except HydraException:
+            continue
+    return []
+
+
+def flat(tree: dict, prefix: str = "") -> dict[str, Any]:
+    """The leaves of nested dictionaries by their dotted keys."""
+    leaves = {}
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            leaves |= flat(value, f"{prefix}{key}.")
+        else:
+            leaves[prefix + key] = value
+    return leaves
+
+
+def key_names(tree: dict) -> list[str]:
+    """The dotted keys of nested dictionaries."""
+    return list(flat(tree))
