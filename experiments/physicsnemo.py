@@ -7,8 +7,10 @@ import jax
 import numpy as np
 from flax import nnx
 
-from flare_jax import FLARE
+from flare_jax import FLARE, FLAREAttention
 from flare_jax.embeddings import time_frequencies, unified_position
+from flare_jax.transformer import PointTransformer
+from geotransolver_jax import PhysicsAttention, Transolver
 
 # Largest difference allowed between a buffer of the reference and what is computed here instead.
 _BUFFER_TOLERANCE = 1e-5
@@ -22,30 +24,37 @@ class _Entry:
         name: its key in the state dict.
         variable: the variable it belongs to, whole or stacked over layers.
         layer: its place in the stack; `None` where the variable is not stacked.
-        transpose: whether rows and columns change places (the reference keeps `(out, in)`).
-        squeeze: whether it has a leading axis of 1 that the variable has not.
+        kernel: whether it is a kernel, `(out, in, ...)` there and `(..., in, out)` here.
+        leading: axes of 1 that it has before those of the variable.
+        trailing: axes of 1 that it has after them.
     """
 
     name: str
     variable: nnx.Variable
     layer: int | None
-    transpose: bool = False
-    squeeze: bool = False
+    kernel: bool = False
+    leading: int = 0
+    trailing: int = 0
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of the tensor in the state dict."""
-        shape = self.variable.shape if self.layer is None else self.variable.shape[1:]
-        shape = shape[::-1] if self.transpose else shape
-        return (1, *shape) if self.squeeze else shape
+        shape = self._own_shape
+        shape = (shape[-1], shape[-2], *shape[:-2]) if self.kernel else shape
+        return (1,) * self.leading + shape + (1,) * self.trailing
+
+    @property
+    def _own_shape(self) -> tuple[int, ...]:
+        return self.variable.shape if self.layer is None else self.variable.shape[1:]
 
     def convert(self, tensor: np.ndarray) -> np.ndarray:
         """The tensor in the layout of the variable."""
-        tensor = tensor[0] if self.squeeze else tensor
-        return tensor.T if self.transpose else tensor
+        if self.kernel:
+            return tensor.transpose(*range(2, tensor.ndim), 1, 0)
+        return tensor.reshape(self._own_shape)
 
 
-def load_state_dict(model: FLARE, state_dict: Mapping[str, np.ndarray]) -> None:
+def load_state_dict(model: PointTransformer, state_dict: Mapping[str, np.ndarray]) -> None:
     """Copies the weights of a PhysicsNeMo 2.2.2 model into ours, in place.
 
     Buffers of the reference that are computed here (unified positions, time frequencies, activation
@@ -60,9 +69,10 @@ def load_state_dict(model: FLARE, state_dict: Mapping[str, np.ndarray]) -> None:
         ValueError: names every missing, surplus and misshapen key; the model is then unchanged.
         TypeError: there is no correspondence for this kind of model.
     """
-    if not isinstance(model, FLARE):
-        raise TypeError(f"load_state_dict: expected a FLARE model; got {type(model).__name__}")
-    entries, buffers = list(_flare_entries(model)), dict(_buffers(model))
+    if type(model) not in _ATTENTION:
+        kinds = " or ".join(kind.__name__ for kind in _ATTENTION)
+        raise TypeError(f"load_state_dict: expected a {kinds} model; got {type(model).__name__}")
+    entries, buffers = list(_entries(model)), dict(_buffers(model))
     problems = _problems(entries, buffers, state_dict)
     if problems:
         raise ValueError(
@@ -111,8 +121,9 @@ def _problems(entries, buffers, state_dict) -> list[str]:
 
 
 def _linear(name: str, layer, linear) -> Iterator[_Entry]:
-    yield _Entry(f"{name}.weight", linear.kernel, layer, transpose=True)
-    yield _Entry(f"{name}.bias", linear.bias, layer)
+    yield _Entry(f"{name}.weight", linear.kernel, layer, kernel=True)
+    if linear.use_bias:
+        yield _Entry(f"{name}.bias", linear.bias, layer)
 
 
 def _norm(name: str, layer, norm) -> Iterator[_Entry]:
@@ -128,7 +139,37 @@ def _mlp(name: str, layer, mlp) -> Iterator[_Entry]:
         yield _Entry(f"{name}.layers.1.{learned}", mlp.activation.parameter, layer)
 
 
-def _flare_entries(model: FLARE) -> Iterator[_Entry]:
+def _convolution(name: str, layer, projection) -> Iterator[_Entry]:
+    yield _Entry(f"{name}.weight", projection.kernel, layer, kernel=True)
+    yield _Entry(f"{name}.bias", projection.bias, layer)
+
+
+def _flare_attention(name: str, layer, attention: FLAREAttention) -> Iterator[_Entry]:
+    yield _Entry(f"{name}.q_global", attention.latent_queries, layer, leading=1)
+    yield from _linear(f"{name}.in_project_x", layer, attention.project_in)
+    yield from _linear(f"{name}.self_k", layer, attention.project_key)
+    yield from _linear(f"{name}.self_v", layer, attention.project_value)
+    yield from _linear(f"{name}.out_linear", layer, attention.project_out)
+
+
+def _physics_attention(name: str, layer, attention: PhysicsAttention) -> Iterator[_Entry]:
+    project = _convolution if attention.structured else _linear
+    yield from project(f"{name}.in_project_x", layer, attention.project_point)
+    if attention.plus:
+        yield from _linear(f"{name}.proj_temperature.0", layer, attention.temperature_in)
+        yield from _linear(f"{name}.proj_temperature.2", layer, attention.temperature_out)
+    else:
+        yield from project(f"{name}.in_project_fx", layer, attention.project_value)
+    yield _Entry(f"{name}.temperature", attention.temperature, layer, leading=2, trailing=1)
+    yield from _linear(f"{name}.in_project_slice", layer, attention.project_slice)
+    yield from _linear(f"{name}.qkv_project", layer, attention.project_qkv)
+    yield from _linear(f"{name}.out_linear", layer, attention.project_out)
+
+
+_ATTENTION = {FLARE: _flare_attention, Transolver: _physics_attention}
+
+
+def _entries(model: PointTransformer) -> Iterator[_Entry]:
     yield from _mlp("preprocess", None, model.preprocess)
     if model.time_input:
         yield from _linear("time_fc.0", None, model.time_embedding.linear_in)
@@ -137,12 +178,7 @@ def _flare_entries(model: FLARE) -> Iterator[_Entry]:
     for layer in range(depth):
         name = f"blocks.{layer}"
         yield from _norm(f"{name}.ln_1", layer, block.norm_attention)
-        attention = block.attention
-        yield _Entry(f"{name}.Attn.q_global", attention.latent_queries, layer, squeeze=True)
-        yield from _linear(f"{name}.Attn.in_project_x", layer, attention.project_in)
-        yield from _linear(f"{name}.Attn.self_k", layer, attention.project_key)
-        yield from _linear(f"{name}.Attn.self_v", layer, attention.project_value)
-        yield from _linear(f"{name}.Attn.out_linear", layer, attention.project_out)
+        yield from _ATTENTION[type(model)](f"{name}.Attn", layer, block.attention)
         yield from _norm(f"{name}.ln_mlp1.0", layer, block.norm_mlp)
         yield from _mlp(f"{name}.ln_mlp1.1", layer, block.mlp)
     # The reference keeps the output layer in its last block.
@@ -150,7 +186,7 @@ def _flare_entries(model: FLARE) -> Iterator[_Entry]:
     yield from _linear(f"blocks.{depth - 1}.ln_mlp2.1", None, model.project_out)
 
 
-def _buffers(model: FLARE) -> Iterator[tuple[str, np.ndarray]]:
+def _buffers(model: PointTransformer) -> Iterator[tuple[str, np.ndarray]]:
     if model.unified_pos:
         yield "embedding", np.asarray(unified_position(model.structured_shape, model.ref))[None]
     if model.time_input:

@@ -52,7 +52,7 @@ class Block(nnx.Module):
         """Puts a block around an attention layer.
 
         Args:
-            attention: called as `attention(x, point_mask, dropout_key)`.
+            attention: called as `attention(x, point_mask, key)`.
             dim: width of the points.
             mlp_ratio: hidden width of the perceptron, in units of `dim`.
             act: activation of the perceptron.
@@ -70,10 +70,10 @@ class Block(nnx.Module):
         self,
         x: Float[Array, "B N C"],
         point_mask: Bool[Array, "B N"] | None = None,
-        dropout_key: Key[Array, ""] | None = None,
+        key: Key[Array, ""] | None = None,
     ) -> Float[Array, "B N C"]:
         """Applies the block."""
-        x = x + self.attention(self.norm_attention(x), point_mask, dropout_key)
+        x = x + self.attention(self.norm_attention(x), point_mask, key)
         x = x + self.mlp(self.norm_mlp(x))
         return mesh_lib.constrain(x, DATA, POINTS, None)
 
@@ -111,9 +111,9 @@ class BlockStack(nnx.Module):
         self,
         x: Float[Array, "B N C"],
         point_mask: Bool[Array, "B N"] | None = None,
-        dropout_key: Key[Array, ""] | None = None,
+        key: Key[Array, ""] | None = None,
     ) -> Float[Array, "B N C"]:
-        """Applies the blocks one after another; each draws its own dropout."""
+        """Applies the blocks one after another; each draws its own numbers."""
         graph, weights = nnx.split(self.blocks)
 
         def apply_block(x, layer):
@@ -123,7 +123,7 @@ class BlockStack(nnx.Module):
         if self.remat == "block":
             # The scan already keeps the recomputation apart from the forward pass.
             apply_block = jax.checkpoint(apply_block, prevent_cse=False)
-        keys = None if dropout_key is None else jax.random.split(dropout_key, self.depth)
+        keys = None if key is None else jax.random.split(key, self.depth)
         return jax.lax.scan(apply_block, x, (weights, keys))[0]
 
 

@@ -28,6 +28,7 @@ class Linear(nnx.Module):
         rngs: nnx.Rngs,
         in_axis: str | None = None,
         out_axis: str | None = None,
+        use_bias: bool = True,
         dtype: jax.typing.DTypeLike = jnp.float32,
         param_dtype: jax.typing.DTypeLike = jnp.float32,
     ):
@@ -39,27 +40,35 @@ class Linear(nnx.Module):
             rngs: random streams; `params` is used.
             in_axis: mesh axis over which the rows of the kernel are split.
             out_axis: mesh axis over which its columns, and the bias, are split.
+            use_bias: whether there is a bias.
             dtype: type to compute in.
             param_dtype: type of the weights.
         """
         kernel = jax.random.normal(rngs.params(), (in_features, out_features), param_dtype)
         self.kernel = parameter(_KERNEL_DEVIATION * kernel, in_axis, out_axis)
-        self.bias = parameter(jnp.zeros(out_features, param_dtype), out_axis)
+        if use_bias:
+            self.bias = parameter(jnp.zeros(out_features, param_dtype), out_axis)
+        self.use_bias = use_bias
         self.dtype = dtype
 
     def __call__(self, x: Float[Array, "*B C_in"]) -> Float[Array, "*B C_out"]:
         """Applies the layer in its `dtype`."""
-        return linear(x.astype(self.dtype), self.kernel[...], self.bias[...])
+        bias = self.bias[...] if self.use_bias else None
+        return linear(x.astype(self.dtype), self.kernel[...], bias)
 
 
 @jax.custom_vjp
 def linear(
-    x: Float[Array, "*B C_in"], kernel: Float[Array, "C_in C_out"], bias: Float[Array, " C_out"]
+    x: Float[Array, "*B C_in"],
+    kernel: Float[Array, "C_in C_out"],
+    bias: Float[Array, " C_out"] | None = None,
 ) -> Float[Array, "*B C_out"]:
     """`x @ kernel + bias` in the type of `x`, reduced in float32 or wider."""
     dtype = accumulation_dtype(x.dtype)
     y = jnp.matmul(x, kernel.astype(x.dtype), preferred_element_type=dtype)
-    return (y + bias.astype(dtype)).astype(x.dtype)
+    if bias is not None:
+        y = y + bias.astype(dtype)
+    return y.astype(x.dtype)
 
 
 def _linear_forward(x, kernel, bias):
@@ -71,8 +80,10 @@ def _linear_backward(residuals, d_y):
     dtype = accumulation_dtype(x.dtype)
     d_x = jnp.matmul(d_y, kernel.astype(x.dtype).T, preferred_element_type=dtype).astype(x.dtype)
     d_kernel = jnp.einsum("...i,...o->io", x, d_y, preferred_element_type=dtype)
-    d_bias = d_y.astype(dtype).sum(tuple(range(d_y.ndim - 1)))
-    return d_x, d_kernel.astype(kernel.dtype), d_bias.astype(bias.dtype)
+    d_bias = None
+    if bias is not None:
+        d_bias = d_y.astype(dtype).sum(tuple(range(d_y.ndim - 1))).astype(bias.dtype)
+    return d_x, d_kernel.astype(kernel.dtype), d_bias
 
 
 linear.defvjp(_linear_forward, _linear_backward)

@@ -84,7 +84,7 @@ class FLARE(PointTransformer):
         if chunk_size is not None and chunk_size < 1:
             raise ValueError(f"chunk_size: expected at least 1, or None; got {chunk_size}")
 
-        def make_attention(rngs: nnx.Rngs, dtype: jax.typing.DTypeLike) -> FLAREAttention:
+        def make_attention(rngs: nnx.Rngs, dtype: jax.typing.DTypeLike, grid) -> FLAREAttention:
             return FLAREAttention(
                 n_hidden,
                 n_head,
@@ -112,6 +112,7 @@ class FLARE(PointTransformer):
             ref=ref,
             structured_shape=structured_shape,
             time_input=time_input,
+            noisy=dropout > 0,
             remat=remat,
             rngs=rngs,
             dtype=dtype,

@@ -26,7 +26,9 @@ class PointTransformer(nnx.Module):
 
     def __init__(
         self,
-        make_attention: Callable[[nnx.Rngs, jax.typing.DTypeLike], nnx.Module],
+        make_attention: Callable[
+            [nnx.Rngs, jax.typing.DTypeLike, tuple[int, ...] | None], nnx.Module
+        ],
         *,
         functional_dim: int,
         out_dim: int,
@@ -41,6 +43,7 @@ class PointTransformer(nnx.Module):
         ref: int,
         structured_shape: Sequence[int] | None,
         time_input: bool,
+        noisy: bool,
         remat: str,
         rngs: nnx.Rngs,
         dtype: jax.typing.DTypeLike | None,
@@ -49,8 +52,8 @@ class PointTransformer(nnx.Module):
         """Makes the weights and places them on the mesh of the context.
 
         Args:
-            make_attention: makes the attention layer of one block from its random streams and the
-                type to compute in.
+            make_attention: makes the attention layer of one block from its random streams, the type
+                to compute in, and the shape of the grid.
             functional_dim: width of the input values, without embeddings.
             out_dim: width of the prediction.
             embedding_dim: width of the embeddings; needed unless `unified_pos`.
@@ -64,6 +67,7 @@ class PointTransformer(nnx.Module):
             ref: points of that reference grid along each axis.
             structured_shape: shape of a structured grid, 2 or 3 axes; `None` for clouds.
             time_input: take the time of each sample.
+            noisy: whether the blocks draw random numbers in training.
             remat: what is computed again for the gradient, see `BlockStack`.
             rngs: random streams; `params` makes the weights, `dropout` is drawn from in training.
             dtype: type to compute in, `param_dtype` if it is `None`.
@@ -94,7 +98,7 @@ class PointTransformer(nnx.Module):
 
         dtype = param_dtype if dtype is None else dtype
         self.functional_dim = functional_dim
-        self.dropout = dropout
+        self.noisy = noisy
         self.n_head = n_head
         self.embedding_dim = embedding_dim
         self.structured_shape = structured_shape
@@ -114,7 +118,7 @@ class PointTransformer(nnx.Module):
 
         def make_block(rngs: nnx.Rngs) -> Block:
             return Block(
-                make_attention(rngs, dtype),
+                make_attention(rngs, dtype, structured_shape),
                 n_hidden,
                 mlp_ratio=mlp_ratio,
                 act=act,
@@ -154,10 +158,10 @@ class PointTransformer(nnx.Module):
                 real point.
         """
         layout = self._check(fx, embedding, time, point_mask)
-        dropout_key = None
-        if not self.deterministic and self.dropout > 0:
-            dropout_key = self.dropout_rngs()
-        arrays = (fx, embedding, time, point_mask, dropout_key)
+        key = None
+        if not self.deterministic and self.noisy:
+            key = self.dropout_rngs()
+        arrays = (fx, embedding, time, point_mask, key)
         graph, weights = nnx.split(self)
         return _apply(graph, layout, weights, *map(mesh_lib.replicate_unsharded, arrays))
 
@@ -187,7 +191,7 @@ class PointTransformer(nnx.Module):
             raise ValueError(f"time: expected shape ({fx.shape[0]},), one a sample; got {got}")
         return layout
 
-    def _forward(self, layout: PointLayout, fx, embedding, time, point_mask, dropout_key):
+    def _forward(self, layout: PointLayout, fx, embedding, time, point_mask, key):
         mask = layout.flatten_mask(point_mask, fx.shape[0])
         fx = layout.flatten(fx.astype(self.dtype))
         if self.unified_pos:
@@ -205,7 +209,7 @@ class PointTransformer(nnx.Module):
         if time is not None:
             x = x + self.time_embedding(time.astype(_time_dtype(self.dtype)))[:, None]
 
-        x = self.stack(x, mask, dropout_key)
+        x = self.stack(x, mask, key)
         y = self.project_out(self.norm_out(x))
         if mask is not None:
             y = jnp.where(mask[..., None], y, 0)

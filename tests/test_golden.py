@@ -10,8 +10,10 @@ from flax import nnx
 import parallel
 from experiments.physicsnemo import load_state_dict
 from flare_jax import FLARE
+from geotransolver_jax import Transolver
 
-CASES = sorted(path.stem for path in GOLDEN.glob("flare_*.npz"))
+MODELS = {"FLARE": FLARE, "Transolver": Transolver}
+CASES = sorted(path.stem for path in GOLDEN.glob("*_*.npz"))
 # float32 against float32; see the note beside the reference cases.
 OUTPUT_TOLERANCE = 1e-5
 GRADIENT_TOLERANCE = 5e-5
@@ -19,7 +21,7 @@ GRADIENT_TOLERANCE = 5e-5
 
 def build(case: dict, weights: dict) -> FLARE:
     kwargs = {key: value for key, value in case["meta"]["kwargs"].items() if key != "use_te"}
-    model = FLARE(**kwargs, rngs=nnx.Rngs(0))
+    model = MODELS[case["meta"]["model"]](**kwargs, rngs=nnx.Rngs(0))
     load_state_dict(model, weights)
     model.eval()
     return model
