@@ -20,6 +20,7 @@ from flax import nnx
 
 import parallel
 from flare_jax import FLARE
+from geotransolver_jax import Transolver
 from parallel.parameters import place_parameters
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -42,13 +43,13 @@ def on_mesh(axes: dict[str, int] | None):
     return jax.set_mesh(parallel.make_mesh(**axes))
 
 
-def small_flare(**options) -> FLARE:
-    """A FLARE model of width 16, with weights far from zero.
+def small_model(kind, **options):
+    """A model of width 16, with weights far from zero.
 
     At the initial weights attention is all but uniform, and a fault in it would hardly show.
     """
     sizes = dict(functional_dim=2, out_dim=2, embedding_dim=3, n_layers=2, n_hidden=16, n_head=4)
-    model = FLARE(**sizes | dict(slice_num=8) | options, rngs=nnx.Rngs(0, dropout=1))
+    model = kind(**sizes | dict(slice_num=8) | options, rngs=nnx.Rngs(0, dropout=1))
     generator = np.random.default_rng(0)
 
     def perturb(value):
@@ -56,6 +57,10 @@ def small_flare(**options) -> FLARE:
 
     nnx.update(model, jax.tree.map(perturb, nnx.state(model, nnx.Param)))
     return model
+
+
+small_flare = partial(small_model, FLARE)
+small_transolver = partial(small_model, Transolver)
 
 
 def placed(model):
