@@ -4,19 +4,17 @@ The YAML files under `configs/` are checked against these classes when Hydra com
 """
 
 import math
-import re
 import sys
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 from hydra.core.config_store import ConfigStore
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from experiments.cli import swept
 from experiments.config_errors import explain, flat, key_names, one_line
 
 CONFIG_DIR = Path(__file__).resolve().parent.parent / "configs"
@@ -198,21 +196,6 @@ def register_schemas() -> None:
     OmegaConf.register_new_resolver(
         "swept", lambda overrides: swept(overrides, sys.argv[1:]), replace=True
     )
-
-
-def swept(overrides: Iterable[str], arguments: list[str]) -> str:
-    """Name of a sweep's job: its overrides of what the command line sweeps over.
-
-    Hydra's own `override_dirname` holds all overrides, and so may be too long for a file system,
-    and a name with `=` or `,` in it would need quotes in `hydra.run.dir=FOLDER`.
-    """
-    parser = OverridesParser.create()
-    # What is no override is an option of Hydra's.
-    given = parser.parse_overrides([text for text in arguments if "=" in text and text[0] != "-"])
-    keys = {override.key_or_group for override in given if override.is_sweep_override()}
-    own = [text.lstrip("+") for text in overrides]
-    name = "_".join(sorted(text for text in own if text.partition("=")[0] in keys))
-    return re.sub(r"[^\w.-]", "_", name.replace("=", "-")) or "single"
 
 
 def typed(config: DictConfig) -> ExperimentConfig:

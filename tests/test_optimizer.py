@@ -1,5 +1,7 @@
 """Optimizers and learning-rate schedules."""
 
+from functools import cache
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,6 +10,8 @@ import pytest
 
 from experiments.config import OPTIMIZERS, SCHEDULES, OptimizerConfig
 from experiments.optimizer import make_optimizer, make_schedule
+
+pytestmark = pytest.mark.usefixtures("compile_fast")
 
 STEPS = 50
 PEAK = 0.3
@@ -82,16 +86,21 @@ def test_schedule_of_any_length_stays_between_zero_and_its_peak(schedule, warmup
     assert (values <= PEAK * (1 + 1e-6)).all()
 
 
-def updates(config, gradients, params=None):
+@cache
+def compiled(**options):
+    """An optimizer of a constant rate: its initial state, and its compiled update."""
+    optimizer = make_optimizer(OptimizerConfig(schedule="constant", **options), STEPS)
+    return optimizer.init, jax.jit(optimizer.update)
+
+
+def updates(gradients, params=None, **options):
     """The updates of an optimizer for gradients that come one after another."""
     params = draw(seed=9) if params is None else params
-    optimizer = make_optimizer(config, STEPS)
-    state = optimizer.init(params)
-    step = jax.jit(optimizer.update)
-    results = []
+    init, update = compiled(**options)
+    state, results = init(params), []
     for gradient in gradients:
-        update, state = step(gradient, state, params)
-        results.append(update)
+        change, state = update(gradient, state, params)
+        results.append(change)
     return results
 
 
@@ -100,20 +109,18 @@ def test_large_gradient_is_clipped_by_its_global_norm(name):
     # The second gradient: Adam divides the scale of a first one away.
     small, large = draw(0.01), draw(100.0, seed=1)
     by_hand = jax.tree.map(lambda leaf: leaf * 0.5 / optax.tree.norm(large), large)
-    config = dict(name=name, schedule="constant")
-    clipped = updates(OptimizerConfig(**config, clip_norm=0.5), [small, large])
-    expected = updates(OptimizerConfig(**config, clip_norm=None), [small, by_hand])
+    clipped = updates([small, large], name=name, clip_norm=0.5)
+    expected = updates([small, by_hand], name=name, clip_norm=None)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4), clipped, expected)
-    unclipped = updates(OptimizerConfig(**config, clip_norm=None), [small, large])
+    unclipped = updates([small, large], name=name, clip_norm=None)
     assert jnp.abs(clipped[1]["out"]["scale"] - unclipped[1]["out"]["scale"]).max() > 1e-5
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_small_gradient_is_not_clipped(name):
     gradients = [draw(0.01), draw(0.02, seed=1)]
-    config = dict(name=name, schedule="constant")
-    loose = updates(OptimizerConfig(**config, clip_norm=1.0), gradients)
-    free = updates(OptimizerConfig(**config, clip_norm=None), gradients)
+    loose = updates(gradients, name=name, clip_norm=0.5)
+    free = updates(gradients, name=name, clip_norm=None)
     # The compiler rounds the two programs differently.
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), loose, free)
 
@@ -122,10 +129,7 @@ def test_small_gradient_is_not_clipped(name):
 def test_only_kernels_decay(name):
     params = draw(seed=9)
     zeros = jax.tree.map(jnp.zeros_like, params)
-    config = OptimizerConfig(
-        name=name, schedule="constant", learning_rate=PEAK, weight_decay=0.1, clip_norm=None
-    )
-    (update,) = updates(config, [zeros], params)
+    (update,) = updates([zeros], params, name=name, learning_rate=PEAK, weight_decay=0.1)
 
     def check(path, update, param):
         expected = -PEAK * 0.1 * param if is_kernel(path) else jnp.zeros_like(param)
@@ -134,11 +138,14 @@ def test_only_kernels_decay(name):
     jax.tree_util.tree_map_with_path(check, update, params)
 
 
+WITHOUT_DECAY = dict(
+    name="muon", learning_rate=PEAK, adam_learning_rate=0.01, weight_decay=0.0, clip_norm=None
+)
+
+
 def test_muon_orthogonalizes_kernels_and_leaves_the_rest_to_adam():
     gradient = draw(seed=3)
-    common = dict(schedule="constant", weight_decay=0.0, clip_norm=None)
-    muon = OptimizerConfig(name="muon", learning_rate=PEAK, adam_learning_rate=0.01, **common)
-    (update,) = updates(muon, [gradient])
+    (update,) = updates([gradient], **WITHOUT_DECAY)
     adam = optax.adamw(0.01, weight_decay=0.0, nesterov=True)
     adam, _ = adam.update(gradient, adam.init(gradient), gradient)
 
@@ -151,14 +158,13 @@ def test_muon_orthogonalizes_kernels_and_leaves_the_rest_to_adam():
 
 
 def test_blocks_of_a_stack_are_orthogonalized_each_for_itself():
-    config = OptimizerConfig(name="muon", schedule="constant", weight_decay=0.0, clip_norm=None)
     gradient = draw(seed=3)
-    (update,) = updates(config, [gradient])
+    (update,) = updates([gradient], **WITHOUT_DECAY)
     for block in range(3):
         alone = jax.tree.map(lambda leaf: jnp.zeros_like(leaf), gradient)
         kernel = gradient["blocks"]["kernel"]
         alone["blocks"]["kernel"] = alone["blocks"]["kernel"].at[block].set(kernel[block])
-        (expected,) = updates(config, [alone])
+        (expected,) = updates([alone], **WITHOUT_DECAY)
         np.testing.assert_allclose(
             update["blocks"]["kernel"][block], expected["blocks"]["kernel"][block], rtol=1e-4
         )

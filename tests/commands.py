@@ -1,0 +1,92 @@
+"""The commands of `experiments`, run inside the tests' process or as processes of their own."""
+
+import contextlib
+import io
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import hydra
+import pytest
+
+from experiments import config as configs
+from experiments.cli import one_line_errors
+
+ROOT = Path(__file__).parents[1]
+
+# A run of seconds: every part of an experiment, nothing of a size.
+TINY = [
+    "data.resolution=8",
+    "data.train=16",
+    "data.validation=4",
+    "data.test=6",
+    "model.n_layers=1",
+    "model.n_hidden=16",
+    "model.n_head=2",
+    "model.slice_num=4",
+    "optimizer=adamw",
+    "train.log_every=1",
+]
+
+
+class Result(NamedTuple):
+    """How a command ended: its exit code and what it printed."""
+
+    code: int
+    out: str
+    err: str
+
+
+def compose(*overrides: str) -> configs.ExperimentConfig:
+    """The configuration that the command line of `experiments.train` would make."""
+    configs.register_schemas()
+    with hydra.initialize_config_dir(str(configs.CONFIG_DIR), version_base="1.3"):
+        return configs.typed(hydra.compose("config", list(overrides)))
+
+
+def call(main, *arguments) -> Result:
+    """Runs a command in this process."""
+    out, err = io.StringIO(), io.StringIO()
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        patch.setattr("sys.argv", [main.__module__, *map(str, arguments)])
+        patch.setenv("HYDRA_FULL_ERROR", "0")
+        with pytest.raises(SystemExit) as end:
+            one_line_errors(main)
+    return Result(end.value.code, out.getvalue(), err.getvalue())
+
+
+def start(*arguments, **environment: str) -> subprocess.Popen:
+    """Starts Python with these arguments; it has the devices that it asks for, not the tests'."""
+    inherited = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    return subprocess.Popen(
+        [sys.executable, *map(str, arguments)],
+        cwd=ROOT,
+        env=inherited | {"PYTHONPATH": str(ROOT)} | environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def wait(process: subprocess.Popen, seconds: float = 120) -> Result:
+    """Waits for a process; one that takes too long is killed and fails the test."""
+    try:
+        out, err = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        out, err = process.communicate()
+        pytest.fail(f"not done after {seconds} s\n{out}\n{err}")
+    return Result(process.returncode, out, err)
+
+
+def assert_one_line(text: str, *parts: str) -> None:
+    """The text is one line that holds each of the parts."""
+    assert len(text.strip().splitlines()) == 1, text
+    for part in parts:
+        assert part in text
