@@ -150,9 +150,9 @@ def test_caps_of_activations_are_buffers(act):
     assert_refused(model, state_dict | caps | {name: np.float32(2)}, f"{name} differs")
 
 
-def test_only_flare_is_known():
+def test_only_whole_models_are_known():
     layer = FLAREAttention(8, 2, 4, rngs=nnx.Rngs(0))
-    with pytest.raises(TypeError, match="expected a FLARE model; got FLAREAttention"):
+    with pytest.raises(TypeError, match="expected a FLARE or Transolver model; got FLAREAttention"):
         load_state_dict(layer, {})
 
 

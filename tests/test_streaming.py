@@ -69,8 +69,8 @@ def run(program, *arguments):
     return jax.jit(program, compiler_options=COMPILE_FAST)(*arguments)
 
 
-def chunked(function):
-    return lambda *arguments: function(*arguments, heads=HEADS, width=SLICES)
+def chunked(function, width=SLICES):
+    return lambda *arguments: function(*arguments, heads=HEADS, width=width)
 
 
 def arguments(dtype=np.float64):
@@ -109,7 +109,7 @@ def test_a_sum_and_a_map_exchange_one_array_forward_and_one_backward():
 def test_no_array_holds_the_weights_of_all_points():
     slices, points = 127, 64_000
     shape = lambda *s: jax.ShapeDtypeStruct(s, np.float32)  # noqa: E731
-    step = program(chunked(sum_over_points), chunked(map_points))
+    step = program(chunked(sum_over_points, slices), chunked(map_points, slices))
     lead = (shape(1, HEADS, slices), shape(1, 1, WIDTH, slices))
     integers = {"factor": jax.ShapeDtypeStruct((1, 1, 1), np.int32)}
     x, mask = shape(BATCH, points, HEADS, WIDTH), jax.ShapeDtypeStruct((BATCH, points), np.bool_)
