@@ -91,6 +91,7 @@ class PointTransformer(nnx.Module):
             out_dim=out_dim,
             embedding_dim=embedding_dim,
             n_layers=n_layers,
+            n_hidden=n_hidden,
             mlp_ratio=mlp_ratio,
         )
         if not 0 <= dropout < 1:

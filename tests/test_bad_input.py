@@ -37,6 +37,7 @@ def assert_named(error, *parts: str) -> None:
         (dict(functional_dim=0), ["functional_dim: expected at least 1; got 0"]),
         (dict(out_dim=0), ["out_dim: expected at least 1; got 0"]),
         (dict(n_layers=0), ["n_layers: expected at least 1; got 0"]),
+        (dict(n_hidden=0), ["n_hidden: expected at least 1; got 0"]),
         (dict(mlp_ratio=0), ["mlp_ratio: expected at least 1; got 0"]),
         (dict(slice_num=0), ["slice_num: expected at least 1; got 0"]),
         (dict(chunk_size=0), ["chunk_size: expected at least 1, or None; got 0"]),
