@@ -1,51 +1,107 @@
 """Collectives of a compiled program, read from its optimized text."""
 
 import re
-from collections import Counter
-from typing import NamedTuple
+from dataclasses import dataclass
+from math import prod
 
-_KINDS = ("all-reduce", "all-gather", "all-to-all", "collective-permute", "reduce-scatter")
-_BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "f32": 4, "s32": 4, "u32": 4, "f64": 8}
-# `name = shapes kind(`: asynchronous ones start and end; the start carries the operands.
-_LINE = re.compile(rf"= (?P<shapes>.*?) (?P<kind>{'|'.join(_KINDS)})(?P<start>-start)?\(")
-_SHAPE = re.compile(r"(?P<type>[a-z]+\d*)\[(?P<dims>[\d,]*)\]")
+import jax
+import numpy as np
+
+BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s32": 4, "u32": 4, "f32": 4}
+BYTES |= {"s64": 8, "u64": 8, "f64": 8}
+ARRAY = re.compile(r"\b([a-z]+\d*)\[([\d,]*)\]")
+# An asynchronous collective is two instructions; its end repeats its start.
+_COLLECTIVE = re.compile(
+    r"= (?P<result>\(.*?\)|\S+) "
+    r"(?P<kind>all-reduce|all-gather|all-to-all|ragged-all-to-all|collective-permute|"
+    r"collective-broadcast|reduce-scatter)(?P<start>-start)?\((?P<rest>.*)$"
+)
 
 
-class Collective(NamedTuple):
-    """One collective of a program.
+@dataclass(frozen=True)
+class Collective:
+    """One exchange between devices.
 
     Attributes:
-        kind: `all-reduce`, `all-gather`, `all-to-all`, `collective-permute` or `reduce-scatter`.
-        shapes: its arrays, as in `f32[2,8,64]`.
-        size: bytes of these arrays on one device.
+        kind: its HLO name, `all-reduce` for instance.
+        arrays: its results on one device, as in `f32[2,8,64]`; several where they were combined.
+        shapes: their shapes.
+        size: their bytes.
+        attributes: the rest of the instruction.
     """
 
     kind: str
-    shapes: tuple[str, ...]
+    arrays: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
     size: int
+    attributes: str
+
+    @property
+    def groups(self) -> frozenset[frozenset[int]]:
+        """The devices that exchange with each other, as sets of positions in the mesh.
+
+        Raises:
+            ValueError: the program writes them in a way that is not known.
+        """
+        return _groups(self.attributes)
+
+    def stays_within(self, axes: tuple[int, ...], mesh: jax.sharding.Mesh) -> bool:
+        """Whether only devices exchange that differ in no other position than along `axes`."""
+        positions = np.indices(mesh.devices.shape).reshape(mesh.devices.ndim, -1).T
+        other = [axis for axis in range(mesh.devices.ndim) if axis not in axes]
+        return all(
+            len({tuple(positions[device][other]) for device in group}) == 1 for group in self.groups
+        )
 
 
-def collectives(program: str) -> Counter[Collective]:
-    """The collectives of a compiled program's text, with how often each stands in it.
-
-    One in the body of a loop stands once, however often the loop runs.
-    """
-    found: Counter[Collective] = Counter()
-    for line in program.splitlines():
-        match = _LINE.search(line)
-        if not match:
+def collectives(text: str) -> list[Collective]:
+    """Every collective of a program's text; one in the body of a loop stands once."""
+    found = []
+    for line in text.splitlines():
+        match = _COLLECTIVE.search(line)
+        if match is None:
             continue
-        shapes = [m.group(0) for m in _SHAPE.finditer(match["shapes"])]
-        if match["start"] and len(shapes) > 1 and match["kind"] != "all-reduce":
-            shapes = shapes[len(shapes) // 2 :]
-        size = sum(_size(shape) for shape in shapes)
-        found[Collective(match["kind"], tuple(shapes), size)] += 1
+        arrays = ARRAY.findall(match["result"])
+        if match["start"] and len(arrays) > 1 and match["kind"] != "all-reduce":
+            arrays = arrays[len(arrays) // 2 :]  # the operands come first
+        found.append(
+            Collective(
+                match["kind"],
+                tuple(f"{kind}[{dims}]" for kind, dims in arrays),
+                tuple(shape_of(dims) for _, dims in arrays),
+                sum(BYTES[kind] * prod(shape_of(dims)) for kind, dims in arrays),
+                match["rest"],
+            )
+        )
     return found
 
 
-def _size(shape: str) -> int:
-    match = _SHAPE.fullmatch(shape)
-    entries = 1
-    for dimension in filter(None, match["dims"].split(",")):
-        entries *= int(dimension)
-    return entries * _BYTES.get(match["type"], 4)
+def shape_of(dims: str) -> tuple[int, ...]:
+    """The shape that HLO writes as `2,8,64`."""
+    return tuple(int(size) for size in dims.split(",")) if dims else ()
+
+
+def _groups(attributes: str) -> frozenset[frozenset[int]]:
+    """The three ways in which HLO writes groups of devices, and the pairs of a permutation."""
+    listed = re.search(r"(?:replica_groups|source_target_pairs)=\{(\{[\d,{}]*\})\}", attributes)
+    if listed is not None:
+        groups = re.findall(r"\{([\d,]*)\}", listed[1])
+        return frozenset(frozenset(map(int, group.split(","))) for group in groups)
+    iota = re.search(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", attributes)
+    if iota is not None:
+        devices = np.arange(prod(shape_of(iota[2]))).reshape(shape_of(iota[2]))
+        devices = devices.transpose(shape_of(iota[3])) if iota[3] else devices
+        return _as_sets(devices.reshape(shape_of(iota[1])))
+    mesh = re.search(r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}", attributes)
+    if mesh is None:
+        raise ValueError(f"collective: expected its groups of devices; got {attributes}")
+    sizes = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", mesh[1])}
+    names, inside = list(sizes), re.findall(r"'(\w+)'", mesh[2])
+    devices = np.arange(prod(sizes.values())).reshape(tuple(sizes.values()))
+    order = [names.index(name) for name in names if name not in inside]
+    order += [names.index(name) for name in inside]
+    return _as_sets(devices.transpose(order).reshape(-1, prod(sizes[name] for name in inside)))
+
+
+def _as_sets(devices: np.ndarray) -> frozenset[frozenset[int]]:
+    return frozenset(frozenset(row.tolist()) for row in devices)

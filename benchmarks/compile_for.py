@@ -6,6 +6,7 @@ Prints what one device holds and every collective of the step.
 import argparse
 import os
 import time
+from collections import Counter
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
@@ -103,9 +104,9 @@ def main() -> None:
     ):
         print(f"| {name} | {size / 2**20:,.1f} |")
     print("\n| collective | arrays | bytes | in the program |\n| --- | --- | ---: | ---: |")
-    for collective, count in sorted(collectives(compiled.as_text()).items()):
-        shapes = " ".join(collective.shapes)
-        print(f"| {collective.kind} | {shapes} | {collective.size:,} | {count} |")
+    found = Counter((c.kind, " ".join(c.arrays), c.size) for c in collectives(compiled.as_text()))
+    for (kind, arrays, size), count in sorted(found.items()):
+        print(f"| {kind} | {arrays} | {size:,} | {count} |")
 
 
 if __name__ == "__main__":

@@ -94,8 +94,8 @@ def main() -> None:
             cotangent = jax.eval_shape(function, *arguments)
             compiled = jax.jit(step).lower(cotangent, *arguments).compile()
             found = collectives(compiled.as_text())
-            listed = "; ".join(f"{c.kind} {' '.join(c.shapes)}" for c in found.elements())
-            size = sum(collective.size for collective in found.elements())
+            listed = "; ".join(f"{c.kind} {' '.join(c.arrays)}" for c in found)
+            size = sum(collective.size for collective in found)
             temporary = compiled.memory_analysis().temp_size_in_bytes / 2**20
             print(f"| {name} | {listed or 'none'} | {size:,} | {temporary:,.1f} |")
 

@@ -177,6 +177,17 @@ def compile_fast():
     jax.config.update("jax_disable_most_optimizations", False)
 
 
+@pytest.fixture(scope="module")
+def model():
+    return small_flare()
+
+
+@pytest.fixture(scope="module")
+def single_device(model):
+    """Output and gradients for 97 points, on one device and without padding."""
+    return value_and_gradients(model, cloud_inputs(97))
+
+
 def load_golden(name: str) -> dict:
     """One reference case as a tree: `meta`, and the arrays under `param`, `in`, `out`, `grad`..."""
     case = {}

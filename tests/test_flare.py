@@ -27,17 +27,6 @@ from flax import nnx
 import parallel
 
 
-@pytest.fixture(scope="module")
-def model():
-    return small_flare()
-
-
-@pytest.fixture(scope="module")
-def single_device(model):
-    """Output and gradients for 97 points, on one device and without padding."""
-    return value_and_gradients(model, cloud_inputs(97))
-
-
 def assert_same(actual, expected) -> None:
     jax.tree.map(np.testing.assert_array_equal, actual, expected)
 

@@ -21,18 +21,6 @@ from jax.sharding import PartitionSpec
 import flare_jax.transformer
 from flare_jax import FLARE
 
-
-@pytest.fixture(scope="module")
-def model():
-    return small_flare()
-
-
-@pytest.fixture(scope="module")
-def single_device(model):
-    """Output and gradients for 97 points, on one device and without padding."""
-    return value_and_gradients(model, cloud_inputs(97))
-
-
 # Options -----------------------------------------------------------------------------------------
 
 
