@@ -40,19 +40,18 @@ def evaluate(folder: Path, overrides: list[str], which: str) -> dict:
         step = checkpoints.best() if which == "best" else checkpoints.latest()
         if step is None:
             raise FileNotFoundError(f"{folder}: has no checkpoint yet")
-        average = config.optimizer.ema_decay is not None
         like = abstract_state(
             model,
             make_optimizer(config.optimizer, config.train.steps),
             dataset.statistics(),
             config.train.seed,
-            average=average,
+            average=config.optimizer.ema_decay is not None,
         )
         # The optimizer's state is not needed, and may be twice the weights.
         state, _ = checkpoints.restore(step, like._replace(optimizer=None))
         result = evaluate_split(
             make_evaluation(model),
-            state.average if average else state.params,
+            state.evaluated_params,
             state.statistics,
             dataset.splits["test"],
             model.structured_shape,

@@ -9,11 +9,14 @@ from flax import nnx
 
 from flare_jax import FLARE, FLAREAttention
 from flare_jax.embeddings import time_frequencies, unified_position
+from flare_jax.linear import Linear
 from flare_jax.transformer import PointTransformer
 from geotransolver_jax import PhysicsAttention, Transolver
+from geotransolver_jax.attention import GridProjection
 
 # Largest difference allowed between a buffer of the reference and what is computed here instead.
 _BUFFER_TOLERANCE = 1e-5
+_MODELS = (FLARE, Transolver)
 
 
 @dataclass(frozen=True)
@@ -69,8 +72,8 @@ def load_state_dict(model: PointTransformer, state_dict: Mapping[str, np.ndarray
         ValueError: names every missing, surplus and misshapen key; the model is then unchanged.
         TypeError: there is no correspondence for this kind of model.
     """
-    if type(model) not in _ATTENTION:
-        kinds = " or ".join(kind.__name__ for kind in _ATTENTION)
+    if not isinstance(model, _MODELS):
+        kinds = " or ".join(kind.__name__ for kind in _MODELS)
         raise TypeError(f"load_state_dict: expected a {kinds} model; got {type(model).__name__}")
     entries, buffers = list(_entries(model)), dict(_buffers(model))
     problems = _problems(entries, buffers, state_dict)
@@ -120,9 +123,9 @@ def _problems(entries, buffers, state_dict) -> list[str]:
     return problems
 
 
-def _linear(name: str, layer, linear) -> Iterator[_Entry]:
+def _linear(name: str, layer, linear: Linear | GridProjection) -> Iterator[_Entry]:
     yield _Entry(f"{name}.weight", linear.kernel, layer, kernel=True)
-    if linear.use_bias:
+    if hasattr(linear, "bias"):
         yield _Entry(f"{name}.bias", linear.bias, layer)
 
 
@@ -139,11 +142,6 @@ def _mlp(name: str, layer, mlp) -> Iterator[_Entry]:
         yield _Entry(f"{name}.layers.1.{learned}", mlp.activation.parameter, layer)
 
 
-def _convolution(name: str, layer, projection) -> Iterator[_Entry]:
-    yield _Entry(f"{name}.weight", projection.kernel, layer, kernel=True)
-    yield _Entry(f"{name}.bias", projection.bias, layer)
-
-
 def _flare_attention(name: str, layer, attention: FLAREAttention) -> Iterator[_Entry]:
     yield _Entry(f"{name}.q_global", attention.latent_queries, layer, leading=1)
     yield from _linear(f"{name}.in_project_x", layer, attention.project_in)
@@ -153,20 +151,19 @@ def _flare_attention(name: str, layer, attention: FLAREAttention) -> Iterator[_E
 
 
 def _physics_attention(name: str, layer, attention: PhysicsAttention) -> Iterator[_Entry]:
-    project = _convolution if attention.structured else _linear
-    yield from project(f"{name}.in_project_x", layer, attention.project_point)
+    yield from _linear(f"{name}.in_project_x", layer, attention.project_point)
     if attention.plus:
         yield from _linear(f"{name}.proj_temperature.0", layer, attention.temperature_in)
         yield from _linear(f"{name}.proj_temperature.2", layer, attention.temperature_out)
     else:
-        yield from project(f"{name}.in_project_fx", layer, attention.project_value)
+        yield from _linear(f"{name}.in_project_fx", layer, attention.project_value)
     yield _Entry(f"{name}.temperature", attention.temperature, layer, leading=2, trailing=1)
     yield from _linear(f"{name}.in_project_slice", layer, attention.project_slice)
     yield from _linear(f"{name}.qkv_project", layer, attention.project_qkv)
     yield from _linear(f"{name}.out_linear", layer, attention.project_out)
 
 
-_ATTENTION = {FLARE: _flare_attention, Transolver: _physics_attention}
+_ATTENTION = {FLAREAttention: _flare_attention, PhysicsAttention: _physics_attention}
 
 
 def _entries(model: PointTransformer) -> Iterator[_Entry]:
@@ -178,7 +175,7 @@ def _entries(model: PointTransformer) -> Iterator[_Entry]:
     for layer in range(depth):
         name = f"blocks.{layer}"
         yield from _norm(f"{name}.ln_1", layer, block.norm_attention)
-        yield from _ATTENTION[type(model)](f"{name}.Attn", layer, block.attention)
+        yield from _ATTENTION[type(block.attention)](f"{name}.Attn", layer, block.attention)
         yield from _norm(f"{name}.ln_mlp1.0", layer, block.norm_mlp)
         yield from _mlp(f"{name}.ln_mlp1.1", layer, block.mlp)
     # The reference keeps the output layer in its last block.

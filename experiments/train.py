@@ -30,7 +30,7 @@ from experiments.files import write_json
 from experiments.logs import RunLog
 from experiments.optimizer import make_optimizer, make_schedule
 from experiments.run import build_model, count_parameters, describe_mesh, make_device_mesh
-from experiments.training import TrainState, initial_state, make_evaluation, make_step
+from experiments.training import initial_state, make_evaluation, make_step
 
 SUMMARY_FILE = "summary.json"
 PICTURE_FILE = "predictions.png"
@@ -116,14 +116,10 @@ class _Run:
     def samples_a_step(self) -> int:
         return self.config.train.batch_size * self.config.optimizer.accumulate
 
-    def evaluated_params(self, state: TrainState):
-        """The weights that are evaluated: the moving average where there is one."""
-        return state.params if state.average is None else state.average
-
     def split(self, name: str, pictured: int = 0):
         return evaluate_split(
             self.evaluate,
-            self.evaluated_params(self.state),
+            self.state.evaluated_params,
             self.state.statistics,
             self.dataset.splits[name],
             self.model.structured_shape,

@@ -37,6 +37,11 @@ class TrainState(NamedTuple):
     key: jax.Array
     statistics: Statistics
 
+    @property
+    def evaluated_params(self) -> Any:
+        """The weights that are evaluated: the moving average where there is one."""
+        return self.params if self.average is None else self.average
+
 
 class StepMetrics(NamedTuple):
     """What a step reports: the relative L2 loss and the norm of its gradient before clipping."""
@@ -177,17 +182,16 @@ def make_step(
     def step(state: TrainState, batches: tuple[Batch, ...]) -> tuple[TrainState, StepMetrics]:
         key = jax.random.fold_in(jax.random.wrap_key_data(state.key), state.step)
 
-        def accumulate(sums, batch):
-            index, batch = batch
-            terms = jax.value_and_grad(loss)(
+        def differentiate(index, batch):
+            return jax.value_and_grad(loss)(
                 state.params, state.statistics, jax.random.fold_in(key, index), batch
             )
-            return jax.tree.map(jnp.add, sums, terms), None
+
+        def accumulate(sums, indexed_batch):
+            return jax.tree.map(jnp.add, sums, differentiate(*indexed_batch)), None
 
         if len(batches) == 1:
-            value, gradient = jax.value_and_grad(loss)(
-                state.params, state.statistics, jax.random.fold_in(key, 0), batches[0]
-            )
+            value, gradient = differentiate(0, batches[0])
         else:
             stacked = jax.tree.map(lambda *arrays: jnp.stack(arrays), *batches)
             zeros = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, state.params))

@@ -73,7 +73,8 @@ def _sum_forward(function, static, parameters, points):
         return _all_sum(walk.fold(add, zeros), axis)
 
     run = mesh_lib.island(local, in_specs=(P(), _CLOUD), out_specs=P())
-    return run(parameters, _tie(points)), (parameters, points)
+    # See `chunks.tie`: what has no gradient is held to what has.
+    return run(parameters, jax.lax.optimization_barrier(points)), (parameters, points)
 
 
 def _sum_backward(function, static, residuals, d_sums):
@@ -111,7 +112,8 @@ def _map_forward(function, static, parameters, points):
         return walk.fold(write, outputs)
 
     run = mesh_lib.island(local, in_specs=(P(), _CLOUD), out_specs=_CLOUD)
-    return run(parameters, _tie(points)), (parameters, points)
+    # As in `_sum_forward`.
+    return run(parameters, jax.lax.optimization_barrier(points)), (parameters, points)
 
 
 def _map_backward(function, static, residuals, d_outputs):
@@ -239,9 +241,3 @@ def _all_sum(tree, axis: str | None):
         for i, part in zip(members, jnp.split(packed, ends[:-1], axis=-1), strict=True):
             leaves[i] = part.reshape(leaves[i].shape)
     return jax.tree.unflatten(structure, leaves)
-
-
-def _tie(points):
-    """See `chunks.tie`: what has no gradient is held to what has."""
-    leaves, structure = jax.tree.flatten(points)
-    return jax.tree.unflatten(structure, jax.lax.optimization_barrier(leaves))

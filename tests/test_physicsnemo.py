@@ -156,6 +156,19 @@ def test_only_whole_models_are_known():
         load_state_dict(layer, {})
 
 
+def test_a_model_derived_from_ours_takes_the_same_weights():
+    class Derived(FLARE):
+        pass
+
+    model, state_dict = build("flare_irregular")
+    load_state_dict(model, state_dict)
+    kwargs = load_golden("flare_irregular")["meta"]["kwargs"]
+    kwargs = {key: value for key, value in kwargs.items() if key != "use_te"}
+    derived = Derived(**kwargs, rngs=nnx.Rngs(1))
+    load_state_dict(derived, state_dict)
+    jax.tree.map(np.testing.assert_array_equal, weights(derived), weights(model))
+
+
 def test_weights_stay_where_they_are_placed():
     alone, state_dict = build("flare_irregular")
     load_state_dict(alone, state_dict)
