@@ -16,6 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from experiments.cli import swept
 from experiments.config_errors import explain, flat, key_names, one_line
+from experiments.files import write_atomically
 
 CONFIG_DIR = Path(__file__).resolve().parent.parent / "configs"
 CONFIG_FILE = "config.yaml"
@@ -276,9 +277,10 @@ def _check_values(config: ExperimentConfig) -> None:
 
 def save(config: ExperimentConfig, folder: Path) -> None:
     """Writes the resolved configuration into a run's folder, whole or not at all."""
-    temporary = folder / f".{CONFIG_FILE}.partial"
-    OmegaConf.save(OmegaConf.structured(config), temporary)
-    temporary.replace(folder / CONFIG_FILE)
+    write_atomically(
+        folder / CONFIG_FILE,
+        lambda temporary: OmegaConf.save(OmegaConf.structured(config), temporary),
+    )
 
 
 def load(folder: Path, overrides: list[str] | None = None) -> ExperimentConfig:
@@ -312,6 +314,8 @@ def _read(path: Path) -> DictConfig:
         raise ValueError(f"{path}: expected YAML; got {one_line(error)}") from error
     if not isinstance(saved, DictConfig):
         raise ValueError(f"{path}: expected a mapping; got a list")
+    if not saved:
+        raise ValueError(f"{path}: expected a configuration; got an empty file")
     return saved
 
 
@@ -323,8 +327,9 @@ def _change(override: str) -> DictConfig:
 
 
 def difference(saved: ExperimentConfig, current: ExperimentConfig) -> list[str]:
-    """Keys that make another experiment: all that differ but the mesh and what is only written."""
-    free = ("mesh.", "train.log_every", "train.keep", "train.loader_threads", "data.cache_dir")
+    """Keys that make another experiment: all that differ but those that no weight depends on."""
+    in_training = ("checkpoint_every", "keep", "log_every", "loader_threads")
+    free = ("mesh.", "data.cache_dir", *(f"train.{key}" for key in in_training))
     before, after = (
         flat(OmegaConf.to_container(OmegaConf.structured(c))) for c in (saved, current)
     )

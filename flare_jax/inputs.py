@@ -78,14 +78,15 @@ def check_points(
         The layout of the points.
 
     Raises:
-        ValueError: a wrong rank, width or grid, or a batch that the mesh does not divide.
+        ValueError: no array of real numbers, a wrong rank, width or grid, or a batch that the mesh
+            does not divide.
     """
-    shape = tuple(x.shape)
-    expected = f"(B, N, {width})"
+    expected = f"shape (B, N, {width})"
     if structured_shape is not None:
         expected += f" with N = {math.prod(structured_shape)}, or (B, "
         expected += f"{', '.join(map(str, structured_shape))}, {width})"
-    wrong = ValueError(f"{name}: expected shape {expected}; got {shape}")
+    shape = check_real(name, x, expected)
+    wrong = ValueError(f"{name}: expected {expected}; got {shape}")
 
     spatial = structured_shape is not None and len(shape) == len(structured_shape) + 2
     if not spatial and len(shape) != 3:
@@ -113,6 +114,19 @@ def check_points(
     return PointLayout(given=given, points=points, row=row)
 
 
+def check_real(name: str, x, expected: str) -> tuple[int, ...]:
+    """The shape of what must be an array of real numbers.
+
+    Raises:
+        ValueError: it is not; says what was `expected`.
+    """
+    if not isinstance(x, jax.Array | np.ndarray):
+        raise ValueError(f"{name}: expected an array of {expected}; got {type(x).__name__}")
+    if not any(jnp.issubdtype(x.dtype, kind) for kind in (jnp.floating, jnp.integer, jnp.bool_)):
+        raise ValueError(f"{name}: expected real numbers of {expected}; got type {x.dtype}")
+    return tuple(x.shape)
+
+
 def check_mask(mask: jax.Array | np.ndarray | None, batch: int, layout: PointLayout) -> None:
     """Checks the mask of points of a layout.
 
@@ -122,6 +136,10 @@ def check_mask(mask: jax.Array | np.ndarray | None, batch: int, layout: PointLay
     """
     if mask is None:
         return
+    if not isinstance(mask, jax.Array | np.ndarray):
+        raise ValueError(
+            f"point_mask: expected a bool array {(batch, *layout.given)}; got {type(mask).__name__}"
+        )
     if mask.shape not in ((batch, layout.points), (batch, *layout.given)) or mask.dtype != bool:
         raise ValueError(
             f"point_mask: expected bool {(batch, *layout.given)}; got {mask.dtype} "

@@ -9,13 +9,20 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float
 
 from flare_jax.block import Block, BlockStack, layer_norm
+from flare_jax.checks import (
+    check_dropout,
+    check_heads,
+    check_heads_divide,
+    check_positive,
+    check_types,
+)
 from flare_jax.embeddings import TimeEmbedding, unified_position
-from flare_jax.inputs import PointLayout, check_mask, check_points
+from flare_jax.inputs import PointLayout, check_mask, check_points, check_real
 from flare_jax.linear import Linear
 from flare_jax.mlp import MLP
 from parallel import mesh as mesh_lib
-from parallel.mesh import HEADS
 from parallel.parameters import place_parameters
+from parallel.points import grid_shape
 
 
 class PointTransformer(nnx.Module):
@@ -76,8 +83,9 @@ class PointTransformer(nnx.Module):
         Raises:
             ValueError: arguments that do not fit together.
         """
-        structured_shape = _check_shape(structured_shape)
-        _check_heads(n_hidden, n_head)
+        if structured_shape is not None:
+            structured_shape = grid_shape(structured_shape)
+        check_heads(n_hidden, n_head)
         if unified_pos:
             if structured_shape is None or len(structured_shape) != 2:
                 raise ValueError(
@@ -86,7 +94,7 @@ class PointTransformer(nnx.Module):
             embedding_dim = ref * ref
         elif embedding_dim is None:
             raise ValueError("embedding_dim: expected a width, since unified_pos=False; got None")
-        _check_positive(
+        check_positive(
             functional_dim=functional_dim,
             out_dim=out_dim,
             embedding_dim=embedding_dim,
@@ -94,10 +102,9 @@ class PointTransformer(nnx.Module):
             n_hidden=n_hidden,
             mlp_ratio=mlp_ratio,
         )
-        if not 0 <= dropout < 1:
-            raise ValueError(f"dropout: expected a rate in [0, 1); got {dropout}")
-
+        check_dropout(dropout)
         dtype = param_dtype if dtype is None else dtype
+        check_types(param_dtype=param_dtype, dtype=dtype)
         self.functional_dim = functional_dim
         self.noisy = noisy
         self.n_head = n_head
@@ -167,7 +174,7 @@ class PointTransformer(nnx.Module):
         return _apply(graph, layout, weights, *map(mesh_lib.replicate_unsharded, arrays))
 
     def _check(self, fx, embedding, time, point_mask) -> PointLayout:
-        _check_heads_divide(self.n_head)
+        check_heads_divide(self.n_head)
         grid, padded = self.structured_shape, point_mask is not None
         layout = check_points("fx", fx, self.functional_dim, grid, padded=padded)
         check_mask(point_mask, fx.shape[0], layout)
@@ -187,9 +194,11 @@ class PointTransformer(nnx.Module):
                 )
         if time is not None and not self.time_input:
             raise ValueError("time: expected none, since time_input=False; got one")
-        if self.time_input and (time is None or tuple(time.shape) != (fx.shape[0],)):
-            got = None if time is None else tuple(time.shape)
-            raise ValueError(f"time: expected shape ({fx.shape[0]},), one a sample; got {got}")
+        if self.time_input:
+            expected = f"shape ({fx.shape[0]},), one a sample"
+            if time is None or check_real("time", time, expected) != (fx.shape[0],):
+                got = None if time is None else tuple(time.shape)
+                raise ValueError(f"time: expected {expected}; got {got}")
         return layout
 
     def _forward(self, layout: PointLayout, fx, embedding, time, point_mask, key):
@@ -225,37 +234,3 @@ def _apply(graph: nnx.GraphDef, layout: PointLayout, weights, *arrays):
 
 def _time_dtype(dtype):
     return jnp.result_type(jnp.float32, dtype)
-
-
-def _check_shape(structured_shape) -> tuple[int, ...] | None:
-    if structured_shape is None:
-        return None
-    shape = tuple(structured_shape)
-    if len(shape) not in (2, 3) or any(size != int(size) or size < 1 for size in shape):
-        raise ValueError(
-            f"structured_shape: expected 2 or 3 positive integers; got {structured_shape}"
-        )
-    return tuple(int(size) for size in shape)
-
-
-def _check_heads(n_hidden: int, n_head: int) -> None:
-    if n_head < 1 or n_hidden % n_head:
-        raise ValueError(
-            f"n_head: expected a divisor of n_hidden={n_hidden}; got {n_head} "
-            f"(remainder {n_hidden % n_head if n_head else 'undefined'})"
-        )
-    _check_heads_divide(n_head)
-
-
-def _check_heads_divide(n_head: int) -> None:
-    groups = mesh_lib.axis_size(HEADS)
-    if n_head % groups:
-        raise ValueError(
-            f"n_head: expected a multiple of the mesh axis 'heads' of {groups}; got {n_head}"
-        )
-
-
-def _check_positive(**sizes: int) -> None:
-    for name, size in sizes.items():
-        if size < 1:
-            raise ValueError(f"{name}: expected at least 1; got {size}")

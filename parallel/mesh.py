@@ -110,6 +110,15 @@ def axis_size(axis: str) -> int:
     return mesh.shape[axis]
 
 
+def is_traced() -> bool:
+    """Whether the caller is being traced, by `jax.jit` say: there are no concrete devices then."""
+    try:
+        jax.sharding.get_mesh()
+    except ValueError:
+        return True
+    return False
+
+
 def platform() -> str:
     """Platform that the current context compiles for: `cpu`, `gpu` or `tpu`."""
     device = jax.sharding.get_abstract_mesh().abstract_device

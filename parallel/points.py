@@ -12,6 +12,29 @@ from parallel import mesh as mesh_lib
 from parallel.mesh import DATA, POINTS
 
 
+def grid_shape(structured_shape: Sequence[int]) -> tuple[int, ...]:
+    """The shape of a structured grid, as a tuple.
+
+    Raises:
+        ValueError: it is not 2 or 3 positive integers.
+    """
+    wrong = ValueError(
+        f"structured_shape: expected 2 or 3 positive integers; got {structured_shape!r}"
+    )
+    if isinstance(structured_shape, str) or np.ndim(structured_shape) != 1:
+        raise wrong
+    sizes = list(structured_shape)
+    if len(sizes) not in (2, 3) or not all(_is_count(size) for size in sizes):
+        raise wrong
+    return tuple(int(size) for size in sizes)
+
+
+def _is_count(value) -> bool:
+    """Whether a value is one positive integer, of Python, NumPy or JAX."""
+    value = np.asarray(value)
+    return value.ndim == 0 and value.dtype.kind in "iu" and bool(value >= 1)
+
+
 def padded_size(size: int) -> int:
     """The smallest multiple of the `points` axis that holds `size` points, or rows of a grid."""
     shards = mesh_lib.axis_size(POINTS)
@@ -46,11 +69,11 @@ def shard_points(
         padding rows are zero.
 
     Raises:
-        ValueError: a wrong rank, a grid that does not match, samples of different width, an empty
-            sample, or a batch that does not divide over `data`.
+        ValueError: no numbers, a wrong rank, a grid that does not match, samples of different
+            width, an empty sample, or a batch that does not divide over `data`.
     """
     x, lengths = _stack(x)
-    grid = None if structured_shape is None else _check_grid(x, structured_shape)
+    grid = None if structured_shape is None else _check_grid(x, grid_shape(structured_shape))
     batch = x.shape[0] if batch is None else batch
     _check_batch(batch)
 
@@ -65,8 +88,6 @@ def shard_points(
     mask = np.zeros((x.shape[0], layout[0] + extra, *layout[1:]), dtype=bool)
     for sample, length in enumerate(lengths):
         mask[sample, :length] = True
-    if isinstance(x, jax.core.Tracer):
-        mask = jnp.asarray(mask)  # a constant of the program: the host cannot place it
     return place(pad_axis(x, 1, extra), batch, first_row), place(mask, batch, first_row)
 
 
@@ -88,26 +109,31 @@ def unshard_points(
         `num_points` is a sequence.
 
     Raises:
-        ValueError: neither argument is given, or `y` has fewer points than are asked for.
+        ValueError: neither argument is given, `num_points` is not made of positive integers, or `y`
+            has fewer points than are asked for.
     """
-    if y.ndim < 3:
-        raise ValueError(f"unshard_points: expected (B, N, C), got shape {tuple(y.shape)}")
+    if np.ndim(y) < 3:
+        raise ValueError(f"unshard_points: expected (B, N, C), got shape {np.shape(y)}")
     if structured_shape is not None:
-        grid = tuple(int(size) for size in structured_shape)
+        grid = grid_shape(structured_shape)
         num_points = math.prod(grid) if y.ndim == 3 else grid[0]
     elif num_points is None:
         raise ValueError(
             "unshard_points: expected num_points=, the real number of points; got None"
         )
 
-    counts = list(num_points) if isinstance(num_points, Sequence | np.ndarray) else None
+    counts = None if np.ndim(num_points) == 0 else list(num_points)
     if counts is not None and len(counts) != y.shape[0]:
         raise ValueError(
             f"unshard_points: expected one num_points for each of {y.shape[0]} samples, "
             f"got {len(counts)}"
         )
     for count in [num_points] if counts is None else counts:
-        if not 0 < count <= y.shape[1]:
+        if not _is_count(count):
+            raise ValueError(
+                f"unshard_points: num_points: expected positive integers, got {num_points!r}"
+            )
+        if count > y.shape[1]:
             raise ValueError(
                 f"unshard_points: asked for {count} points, the array has {y.shape[1]}: "
                 f"shape {tuple(y.shape)}"
@@ -139,7 +165,7 @@ def place(array: np.ndarray | jax.Array, batch: int | None = None, first_row: in
     """Places a batch on the mesh: axis 0 over `data`, axis 1 over `points`. Both must divide.
 
     Each device is handed its own slice of a NumPy array; no device ever holds the whole. Under
-    `jax.jit` the array is steered instead.
+    `jax.jit` the array is steered instead, and a NumPy array is a constant of the program.
 
     Args:
         array: the samples `first_row` and following of the batch.
@@ -147,8 +173,8 @@ def place(array: np.ndarray | jax.Array, batch: int | None = None, first_row: in
         first_row: place of the first sample of `array` in the batch.
     """
     axes = (DATA, POINTS, *[None] * (array.ndim - 2))
-    if isinstance(array, jax.core.Tracer):
-        return mesh_lib.constrain(array, *axes)
+    if isinstance(array, jax.core.Tracer) or mesh_lib.is_traced():
+        return mesh_lib.constrain(jnp.asarray(array), *axes)
     if jax.sharding.get_abstract_mesh().empty:
         return jnp.asarray(array)
     if isinstance(array, jax.Array):
@@ -177,7 +203,7 @@ def pad_axis(x: np.ndarray | jax.Array, axis: int, extra: int) -> np.ndarray | j
 def _stack(x) -> tuple[np.ndarray | jax.Array, list[int]]:
     """One array (B, N, ...) and the number of real entries of axis 1 in each sample."""
     if not isinstance(x, list | tuple):
-        x = x if isinstance(x, jax.Array) else np.asarray(x)
+        x = _numbers("", x)
         if x.ndim < 3:
             raise ValueError(
                 f"shard_points: expected an array (B, N, C) or a list of arrays (N_i, C), "
@@ -187,7 +213,7 @@ def _stack(x) -> tuple[np.ndarray | jax.Array, list[int]]:
             raise ValueError(f"shard_points: a sample without points, got shape {tuple(x.shape)}")
         return x, [x.shape[1]] * x.shape[0]
 
-    samples = [np.asarray(sample) for sample in x]
+    samples = [_numbers(f"sample {i}: ", sample) for i, sample in enumerate(x)]
     if not samples:
         raise ValueError("shard_points: expected at least one sample, got an empty list")
     for i, sample in enumerate(samples):
@@ -202,11 +228,23 @@ def _stack(x) -> tuple[np.ndarray | jax.Array, list[int]]:
             raise ValueError(f"shard_points: sample {i} has no points, got {sample.shape}")
     lengths = [sample.shape[0] for sample in samples]
     padded = [pad_axis(sample, 0, max(lengths) - len(sample)) for sample in samples]
-    return np.stack(padded), lengths
+    on_host = all(isinstance(sample, np.ndarray) for sample in padded)
+    return np.stack(padded) if on_host else jnp.stack(padded), lengths
 
 
-def _check_grid(x, structured_shape: Sequence[int]) -> tuple[int, ...]:
-    grid = tuple(int(size) for size in structured_shape)
+def _numbers(where: str, x) -> np.ndarray | jax.Array:
+    """An array as it is, or nested sequences of numbers as one."""
+    if not isinstance(x, jax.Array):
+        try:
+            x = np.asarray(x)
+        except ValueError as error:
+            raise ValueError(f"shard_points: {where}expected an array, got {error}") from error
+    if not (jnp.issubdtype(x.dtype, jnp.number) or x.dtype == bool):
+        raise ValueError(f"shard_points: {where}expected numbers, got type {x.dtype}")
+    return x
+
+
+def _check_grid(x, grid: tuple[int, ...]) -> tuple[int, ...]:
     flat = x.ndim == 3 and x.shape[1] == math.prod(grid)
     spatial = x.ndim == len(grid) + 2 and tuple(x.shape[1:-1]) == grid
     if not flat and not spatial:

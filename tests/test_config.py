@@ -232,7 +232,7 @@ def test_damaged_saved_config_is_named(saved, old, new, message):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "model.name: expected one of flare; got None"),
+        (b"", "expected a configuration; got an empty file"),
         (b"3\n", "expected YAML; got Invalid loaded object type: int"),
         (b"- a\n- b\n", "expected a mapping; got a list"),
         (b"model: 3\n", "model: expected a mapping; got 3"),
@@ -277,7 +277,7 @@ def test_only_what_changes_the_experiment_is_a_difference(default):
         return configs.difference(default, dataclasses.replace(default, **{group: part}))
 
     assert changed("mesh", points=4, cpu_devices=8) == []
-    assert changed("train", log_every=1, keep=9, loader_threads=2) == []
+    assert changed("train", log_every=1, keep=9, loader_threads=2, checkpoint_every=9) == []
     assert changed("data", cache_dir="elsewhere") == []
     assert changed("model", n_layers=8) == ["model.n_layers (4 there, 8 here)"]
     assert changed("data", seed=1) == ["data.seed (0 there, 1 here)"]

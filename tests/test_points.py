@@ -107,6 +107,28 @@ def test_jax_array_is_padded_and_placed_like_a_numpy_array(mesh):
 
 
 @on_any_mesh
+def test_constant_of_a_compiled_program_is_placed(mesh):
+    x = cloud(2, 97, 3)
+    with on_mesh(mesh):
+        expected, expected_mask = parallel.shard_points(x)
+        actual, mask = jax.jit(lambda: parallel.shard_points(x))()
+    assert actual.sharding.is_equivalent_to(expected.sharding, 3)
+    np.testing.assert_array_equal(actual, expected)
+    np.testing.assert_array_equal(mask, expected_mask)
+
+
+@on_any_mesh
+def test_samples_inside_a_compiled_program_are_padded_and_placed(mesh):
+    samples = [cloud(length, 4) for length in (13, 97)]
+    with on_mesh(mesh):
+        expected, expected_mask = parallel.shard_points(samples)
+        actual, mask = jax.jit(lambda *samples: parallel.shard_points(list(samples)))(*samples)
+    assert actual.sharding.is_equivalent_to(expected.sharding, 3)
+    np.testing.assert_array_equal(actual, expected)
+    np.testing.assert_array_equal(mask, expected_mask)
+
+
+@on_any_mesh
 def test_works_inside_a_compiled_program(mesh):
     x = cloud(2, 97, 3)
     with on_mesh(mesh):
@@ -209,6 +231,15 @@ def test_flat_and_spatial_grids_stay_aligned(mesh, grid):
         ),
         (np.ones((2, 5, 3, 3)), dict(structured_shape=(3, 5)), r"got shape \(2, 5, 3, 3\)"),
         (np.ones((2, 3, 5, 3)), dict(structured_shape=(3, 5, 2)), r"got shape \(2, 3, 5, 3\)"),
+        (np.ones((2, 6, 3)), dict(structured_shape=(-3, -2)), r"2 or 3 positive .* \(-3, -2\)"),
+        (np.ones((2, 6, 3)), dict(structured_shape=()), r"2 or 3 positive integers; got \(\)"),
+        (np.ones((2, 6, 3)), dict(structured_shape=6), "2 or 3 positive integers; got 6"),
+        (np.ones((2, 6, 3)), dict(structured_shape=(2.5, 3)), "2 or 3 positive integers; got"),
+        ("points", {}, "expected numbers, got type <U6"),
+        (["points"], {}, "sample 0: expected numbers, got type <U6"),
+        (np.ones((2, 4, 3), object), {}, "expected numbers, got type object"),
+        ((np.ones((4, 3)) for _ in range(2)), {}, "expected numbers, got type object"),
+        ([[[1.0, 2.0], [3.0]]], {}, "sample 0: expected an array, got"),
     ],
 )
 @pytest.mark.parametrize("mesh", [None, dict(points=8)], ids=["single", "points8"])
@@ -233,8 +264,13 @@ def test_batch_that_does_not_divide_is_named(x):
         (np.ones((8, 3)), dict(num_points=4), r"expected \(B, N, C\), got shape \(8, 3\)"),
         (np.ones((2, 8, 3)), {}, "expected num_points=, the real number of points; got None"),
         (np.ones((2, 8, 3)), dict(num_points=9), "asked for 9 points, the array has 8"),
-        (np.ones((2, 8, 3)), dict(num_points=0), "asked for 0 points, the array has 8"),
-        (np.ones((2, 8, 3)), dict(num_points=-1), "asked for -1 points, the array has 8"),
+        (np.ones((2, 8, 3)), dict(num_points=0), "expected positive integers, got 0"),
+        (np.ones((2, 8, 3)), dict(num_points=-1), "expected positive integers, got -1"),
+        (np.ones((2, 8, 3)), dict(num_points=5.0), "expected positive integers, got 5.0"),
+        (np.ones((2, 8, 3)), dict(num_points=True), "expected positive integers, got True"),
+        (np.ones((2, 8, 3)), dict(num_points="5"), "expected positive integers, got '5'"),
+        (np.ones((2, 8, 3)), dict(num_points=[5, 6.5]), r"positive integers, got \[5, 6.5\]"),
+        (np.ones((2, 8, 3)), dict(structured_shape=8), "expected 2 or 3 positive .*; got 8"),
         (np.ones((2, 8, 3)), dict(num_points=[8, 9]), "asked for 9 points, the array has 8"),
         (np.ones((2, 8, 3)), dict(num_points=[8]), "one num_points for each of 2 samples, got 1"),
         (np.ones((2, 8, 3)), dict(structured_shape=(3, 3)), "asked for 9 points, .* has 8"),
@@ -245,3 +281,13 @@ def test_bad_request_is_named(y, options, message):
     with pytest.raises(ValueError, match=message) as error:
         parallel.unshard_points(y, **options)
     assert "\n" not in str(error.value)
+
+
+def test_number_of_points_may_be_an_array():
+    y = cloud(2, 8, 3)
+    for count in (np.array(5), jnp.array(5), np.int64(5)):
+        np.testing.assert_array_equal(parallel.unshard_points(y, num_points=count), y[:, :5])
+    for counts in (np.array([5, 6]), jnp.array([5, 6]), (5, np.int32(6))):
+        first, second = parallel.unshard_points(y, num_points=counts)
+        np.testing.assert_array_equal(first, y[0, :5])
+        np.testing.assert_array_equal(second, y[1, :6])
