@@ -18,8 +18,9 @@ import jax.numpy as jnp
 import parallel
 from benchmarks.collectives import collectives
 from experiments.training import relative_l2
-from flare_jax import MixerWeights, flare_mixer
+from flare_jax.heads import HeadLinear
 from flare_jax.linear import linear
+from flare_jax.mixer import LatentWeights, flare_mixer
 from parallel import mesh as mesh_lib
 from parallel.mesh import DATA, POINTS
 
@@ -31,12 +32,14 @@ def _layer_norm(x, scale):
     return (x - mean) / jnp.sqrt(x.var(-1, keepdims=True) + 1e-5) * scale
 
 
-def _dense_mixer(x, weights: MixerWeights):
-    keys = x @ weights.key_kernel + weights.key_bias
-    values = x @ weights.value_kernel + weights.value_bias
-    scores = jnp.einsum("hsd,bnhd->bhsn", weights.latent_queries, keys)
+def _dense_mixer(x, weights: LatentWeights, output: HeadLinear):
+    x = jnp.einsum("bnc,hcd->bnhd", x, weights.point.kernel) + weights.point.bias
+    keys = jnp.einsum("bnhd,hde->bnhe", x, weights.key.kernel) + weights.key.bias
+    values = jnp.einsum("bnhd,hde->bnhe", x, weights.value.kernel) + weights.value.bias
+    scores = jnp.einsum("hsd,bnhd->bhsn", weights.queries, keys)
     latents = jnp.einsum("bhsn,bnhd->bhsd", jax.nn.softmax(scores, -1), values)
-    return jnp.einsum("bhsn,bhsd->bnhd", jax.nn.softmax(scores, 2), latents)
+    y = jnp.einsum("bhsn,bhsd->bnhd", jax.nn.softmax(scores, 2), latents)
+    return jnp.einsum("bnhd,hdc->bnc", y, output.kernel) + output.bias
 
 
 def _pieces() -> dict[str, tuple[Callable, tuple]]:
@@ -52,22 +55,22 @@ def _pieces() -> dict[str, tuple[Callable, tuple]]:
         return jax.ShapeDtypeStruct(shape, jnp.float32, sharding=mesh_lib.sharding())
 
     mixer = (
-        points(_HEADS, width),
-        MixerWeights(
+        points(_WIDTH),
+        LatentWeights(
             weight(_HEADS, _LATENTS, width),
-            weight(width, width),
-            weight(width),
-            weight(width, width),
-            weight(width),
+            HeadLinear(weight(_HEADS, _WIDTH, width), weight(_HEADS, width)),
+            HeadLinear(weight(_HEADS, width, width), weight(_HEADS, width)),
+            HeadLinear(weight(_HEADS, width, width), weight(_HEADS, width)),
         ),
+        HeadLinear(weight(_HEADS, width, _WIDTH), weight(1, _WIDTH)),
     )
     slices = (points(_HEADS, _LATENTS), points(_HEADS, width))
     return {
         "linear layer": (linear, (points(_WIDTH), weight(_WIDTH, _WIDTH), weight(_WIDTH))),
         "layer norm": (_layer_norm, (points(_WIDTH), weight(_WIDTH))),
         "relative L2 loss": (relative_l2, (points(4), points(4))),
-        "FLARE mixer, left to the compiler": (_dense_mixer, mixer),
-        "FLARE mixer, island": (flare_mixer, mixer),
+        "FLARE layer, left to the compiler": (_dense_mixer, mixer),
+        "FLARE layer, island": (flare_mixer, mixer),
         "slice sums, left to the compiler": (_dense_slice_sums, slices),
         "slice sums, island": (parallel.slice_sums, slices),
     }

@@ -1,7 +1,6 @@
 """FLARE: attention of points through a few learned latent queries."""
 
 from flare_jax.attention import FLAREAttention
-from flare_jax.mixer import MixerWeights, flare_mixer
 from flare_jax.model import FLARE
 
-__all__ = ["FLARE", "FLAREAttention", "MixerWeights", "flare_mixer"]
+__all__ = ["FLARE", "FLAREAttention"]

@@ -5,10 +5,10 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Key
 
+from flare_jax import heads as heads_lib
 from flare_jax.linear import Linear
-from flare_jax.mixer import MixerWeights, flare_mixer
-from parallel import mesh as mesh_lib
-from parallel.mesh import DATA, HEADS, POINTS
+from flare_jax.mixer import LatentWeights, flare_mixer
+from parallel.mesh import HEADS
 from parallel.parameters import parameter
 from parallel.random import points_dropout
 
@@ -63,6 +63,7 @@ class FLAREAttention(nnx.Module):
         self.dropout = dropout
         self.scale = scale
         self.chunk_size = chunk_size
+        self.dtype = dtype
 
     def __call__(
         self,
@@ -80,16 +81,18 @@ class FLAREAttention(nnx.Module):
         Returns:
             The mixed points.
         """
-        batch, points, dim = x.shape
-        x = self.project_in(x).reshape(batch, points, self.heads, dim // self.heads)
-        x = mesh_lib.constrain(x, DATA, POINTS, HEADS, None)
-        weights = MixerWeights(
+        weights = LatentWeights(
             self.latent_queries[...],
-            self.project_key.kernel[...],
-            self.project_key.bias[...],
-            self.project_value.kernel[...],
-            self.project_value.bias[...],
+            heads_lib.into(self.project_in, self.heads),
+            heads_lib.within(self.project_key, self.heads),
+            heads_lib.within(self.project_value, self.heads),
         )
-        y = flare_mixer(x, weights, point_mask, scale=self.scale, chunk_size=self.chunk_size)
-        y = self.project_out(y.reshape(batch, points, dim))
+        y = flare_mixer(
+            x.astype(self.dtype),
+            weights,
+            heads_lib.out_of(self.project_out, self.heads),
+            point_mask,
+            scale=self.scale,
+            chunk_size=self.chunk_size,
+        )
         return points_dropout(y, self.dropout, dropout_key)

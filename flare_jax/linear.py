@@ -5,8 +5,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
+from parallel.contraction import contract
 from parallel.parameters import parameter
-from parallel.softmax import accumulation_dtype
 
 # The reference draws linear weights from a normal distribution of this deviation, truncated at 100
 # deviations: the truncation never acts.
@@ -57,33 +57,13 @@ class Linear(nnx.Module):
         return linear(x.astype(self.dtype), self.kernel[...], bias)
 
 
-@jax.custom_vjp
 def linear(
     x: Float[Array, "*B C_in"],
     kernel: Float[Array, "C_in C_out"],
     bias: Float[Array, " C_out"] | None = None,
 ) -> Float[Array, "*B C_out"]:
     """`x @ kernel + bias` in the type of `x`, reduced in float32 or wider."""
-    dtype = accumulation_dtype(x.dtype)
-    y = jnp.matmul(x, kernel.astype(x.dtype), preferred_element_type=dtype)
+    y = contract("...i,io->...o", x, kernel)
     if bias is not None:
-        y = y + bias.astype(dtype)
+        y = y + bias.astype(y.dtype)
     return y.astype(x.dtype)
-
-
-def _linear_forward(x, kernel, bias):
-    return linear(x, kernel, bias), (x, kernel, bias)
-
-
-def _linear_backward(residuals, d_y):
-    x, kernel, bias = residuals
-    dtype = accumulation_dtype(x.dtype)
-    d_x = jnp.matmul(d_y, kernel.astype(x.dtype).T, preferred_element_type=dtype).astype(x.dtype)
-    d_kernel = jnp.einsum("...i,...o->io", x, d_y, preferred_element_type=dtype)
-    d_bias = None
-    if bias is not None:
-        d_bias = d_y.astype(dtype).sum(tuple(range(d_y.ndim - 1))).astype(bias.dtype)
-    return d_x, d_kernel.astype(kernel.dtype), d_bias
-
-
-linear.defvjp(_linear_forward, _linear_backward)

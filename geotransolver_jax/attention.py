@@ -7,10 +7,12 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Key
 
+from flare_jax import heads as heads_lib
 from flare_jax.linear import Linear
 from geotransolver_jax.slices import (
     AdaptiveTemperature,
-    SliceProjection,
+    Points,
+    SliceWeights,
     points_to_slices,
     slices_to_points,
 )
@@ -122,6 +124,7 @@ class PhysicsAttention(nnx.Module):
         self.dropout = dropout
         self.plus = plus
         self.structured = structured_shape is not None
+        self.dtype = dtype
 
     def __call__(
         self,
@@ -140,35 +143,42 @@ class PhysicsAttention(nnx.Module):
             The mixed points.
         """
         noise_key, dropout_key = (None, None) if key is None else jax.random.split(key)
-        point = self._into_heads(self.project_point, x, point_mask)
-        value = point if self.plus else self._into_heads(self.project_value, x, point_mask)
-        projection = self.slice_projection()
-        tokens = points_to_slices(point, value, projection, point_mask, noise_key)
-        tokens = self.attend(tokens.astype(point.dtype))
-        y = slices_to_points(point, tokens, projection, noise_key)
-        y = self.project_out(y.reshape(x.shape))
+        weights = self.slice_weights(noise_key)
+        tokens, points = points_to_slices(self.project(x, point_mask), weights)
+        tokens = self.attend(tokens.astype(self.dtype))
+        y = slices_to_points(
+            points, tokens, weights, heads_lib.out_of(self.project_out, self.heads)
+        )
         return points_dropout(y, self.dropout, dropout_key)
 
-    def _into_heads(self, projection, x, point_mask):
-        projected = projection(x, point_mask) if self.structured else projection(x)
-        projected = projected.reshape(*x.shape[:2], self.heads, -1)
-        return mesh_lib.constrain(projected, DATA, POINTS, HEADS, None)
+    def project(self, x: Float[Array, "B N C"], point_mask: Bool[Array, "B N"] | None) -> Points:
+        """The points as slices read them: those of a grid after its convolutions."""
+        x = x.astype(self.dtype)
+        if not self.structured:
+            return Points(x, mask=point_mask)
+        point = mesh_lib.constrain(self.project_point(x, point_mask), DATA, POINTS, HEADS)
+        if self.plus:
+            return Points(point, mask=point_mask)
+        value = mesh_lib.constrain(self.project_value(x, point_mask), DATA, POINTS, HEADS)
+        return Points(point, value, point_mask)
 
-    def slice_projection(self) -> SliceProjection:
+    def slice_weights(self, noise_key: Key[Array, ""] | None) -> SliceWeights:
         """The weights by which points belong to slices."""
-        adaptive = None
+        adaptive = noise = None
         if self.plus:
             adaptive = AdaptiveTemperature(
-                self.temperature_in.kernel[...],
-                self.temperature_in.bias[...],
-                self.temperature_out.kernel[...],
-                self.temperature_out.bias[...],
+                heads_lib.within(self.temperature_in, self.heads),
+                heads_lib.within(self.temperature_out, self.heads),
             )
-        return SliceProjection(
-            self.project_slice.kernel[...],
-            self.project_slice.bias[...],
+            noise = None if noise_key is None else jax.random.key_data(noise_key)[None]
+        inside = not self.structured
+        return SliceWeights(
+            heads_lib.into(self.project_point, self.heads) if inside else None,
+            heads_lib.into(self.project_value, self.heads) if inside and not self.plus else None,
+            heads_lib.within(self.project_slice, self.heads),
             self.temperature[...],
             adaptive,
+            noise,
         )
 
     def attend(self, tokens: Float[Array, "B H S D"]) -> Float[Array, "B H S D"]:

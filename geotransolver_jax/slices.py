@@ -2,7 +2,8 @@
 
 Each point belongs to each of S slices by a weight, a softmax over the slices of a projection of the
 point. Slice tokens are weighted means of the points; what attention makes of them goes back to the
-points by the same weights. Weights exist for a chunk of points at a time, forward and backward.
+points by the same weights. Projections and weights exist for a chunk of points at a time, forward
+and backward.
 """
 
 from functools import partial
@@ -10,10 +11,11 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Key
+from jaxtyping import Array, Bool, Float, UInt32
 
-from parallel.softmax import accumulation_dtype
-from parallel.streaming import map_points, sum_over_points
+from flare_jax.heads import HeadLinear, map_into, map_out
+from parallel.contraction import contract
+from parallel.streaming import Chunking, Places, map_points, sum_over_points
 
 # Added to the sum of a slice's weights, as the reference does: an empty slice becomes zero.
 _EMPTY_SLICE = 1e-2
@@ -26,143 +28,153 @@ class AdaptiveTemperature(NamedTuple):
     """Perceptron that adds to the temperature of a point (Transolver++, arXiv 2502.02414).
 
     Attributes:
-        kernel_in: `(D, S)`.
-        bias_in: `(S,)`.
-        kernel_out: `(S, 1)`.
-        bias_out: `(1,)`.
+        hidden: `(H, D, S)`.
+        output: `(H, S, 1)`.
     """
 
-    kernel_in: Float[Array, "D S"]
-    bias_in: Float[Array, " S"]
-    kernel_out: Float[Array, "S 1"]
-    bias_out: Float[Array, " 1"]
+    hidden: HeadLinear
+    output: HeadLinear
 
 
-class SliceProjection(NamedTuple):
+class SliceWeights(NamedTuple):
     """Weights by which points belong to slices.
 
     Attributes:
-        kernel: `(D, S)`, shared by the heads.
-        bias: `(S,)`.
+        point: `(H, C, D)`, from a point to what decides on its slices; `None` where points come
+            projected.
+        value: likewise to what is averaged; `None` also where that is the same, and on the way
+            back to the points.
+        slices: `(H, D, S)`.
         temperature: `(H,)`.
         adaptive: `None` for Transolver and GALE.
+        noise_key: data of the key of the Gumbel noise, `(1, ...)`; only with `adaptive`, and
+            `None` where there is no noise.
     """
 
-    kernel: Float[Array, "D S"]
-    bias: Float[Array, " S"]
+    point: HeadLinear | None
+    value: HeadLinear | None
+    slices: HeadLinear
     temperature: Float[Array, " H"]
     adaptive: AdaptiveTemperature | None = None
+    noise_key: UInt32[Array, "1 K"] | None = None
+
+
+class Points(NamedTuple):
+    """Points `(B, N, ...)` as physics attention reads them.
+
+    Attributes:
+        x: the points, or, where they come projected, what decides on their slices.
+        value: what is averaged, where points come projected and it is not `x`.
+        mask: True where a point is real.
+    """
+
+    x: Float[Array, "B N C"]
+    value: Float[Array, "B N C"] | None = None
+    mask: Bool[Array, "B N"] | None = None
 
 
 def points_to_slices(
-    x: Float[Array, "B N H D"],
-    values: Float[Array, "B N H D"],
-    projection: SliceProjection,
-    point_mask: Bool[Array, "B N"] | None = None,
-    noise_key: Key[Array, ""] | None = None,
-) -> Float[Array, "B H S D"]:
+    points: Points, weights: SliceWeights
+) -> tuple[Float[Array, "B H S D"], Points]:
     """Slice tokens: means of the points' values by their slice weights; one packed all-reduce.
 
     Args:
-        x: projected points that decide on the weights.
-        values: projected points that are averaged.
-        projection: see `SliceProjection`.
-        point_mask: True where a point is real.
-        noise_key: randomness of the Gumbel noise on the weights, with an adaptive temperature;
-            without it there is none.
+        points: the points; on a mesh N divides by the `points` axis.
+        weights: see `SliceWeights`.
 
     Returns:
-        `sum_n w_n values_n / (sum_n w_n + 0.01)`, replicated over the points, in float32 or wider.
+        `sum_n w_n values_n / (sum_n w_n + 0.01)`, replicated over the points, in float32 or wider;
+        and the points to read on from, see `parallel.streaming.sum_over_points`.
     """
-    points = {"x": x, "values": values} | ({} if point_mask is None else {"mask": point_mask})
-    sums, totals = sum_over_points(
-        _pool, _parameters(projection, noise_key), points, **_sizes(x, projection)
-    )
-    return sums / (totals + _EMPTY_SLICE)[..., None]
+    (sums, totals), points = sum_over_points(_pool, _chunking(weights), weights, {}, points)
+    return sums / (totals + _EMPTY_SLICE)[..., None], points
 
 
 def slices_to_points(
-    x: Float[Array, "B N H D"],
-    tokens: Float[Array, "B H S D"],
-    projection: SliceProjection,
-    noise_key: Key[Array, ""] | None = None,
-) -> Float[Array, "B N H D"]:
-    """Gives each point the sum of the slice tokens by its weights; arguments as above.
+    points: Points, tokens: Float[Array, "B H S D"], weights: SliceWeights, output: HeadLinear
+) -> Float[Array, "B N C"]:
+    """Gives each point the sum of the slice tokens by its weights, mapped out of the heads.
 
-    Nothing is exchanged forward, and one all-reduce of the tokens' gradient backward.
+    Nothing is exchanged forward, and one all-reduce of the tokens' gradient backward, beside those
+    of the weights.
     """
-    parameters = _parameters(projection, noise_key) | {"tokens": tokens}
-    return map_points(_unpool, parameters, {"x": x}, **_sizes(x, projection))
+    chunking = _chunking(weights)
+    weights = (weights._replace(value=None), output)
+    return map_points(_unpool, chunking, weights, {"tokens": tokens}, points._replace(value=None))
 
 
-def _sizes(x, projection: SliceProjection) -> dict[str, int]:
-    return dict(heads=x.shape[2], width=projection.kernel.shape[-1])
+def _chunking(weights: SliceWeights) -> Chunking:
+    heads, _, slices = weights.slices.kernel.shape
+    return Chunking(heads, slices)
 
 
-def _parameters(projection: SliceProjection, noise_key) -> dict:
-    """The weights with the leading axes of samples and heads that `parallel.streaming` wants."""
-    shared = lambda array: array[None, None]  # noqa: E731
-    parameters = {
-        "kernel": shared(projection.kernel),
-        "bias": shared(projection.bias),
-        "temperature": projection.temperature[None],
-    }
-    if projection.adaptive is not None:
-        parameters["adaptive"] = jax.tree.map(shared, projection.adaptive)
-        if noise_key is not None:
-            parameters["noise_key"] = shared(jax.random.key_data(noise_key))
-    return parameters
-
-
-def _pool(parameters, chunk, positions):
-    x, values = chunk["x"], chunk["values"]
-    weights = _weights(parameters, x, positions)
-    if "mask" in chunk:
-        weights = jnp.where(chunk["mask"][:, None, None], weights, 0)
-        values = jnp.where(chunk["mask"][..., None, None], values, 0)
+def _pool(weights: SliceWeights, latents, chunk: Points, places: Places):
+    x = _heads(weights, weights.point, chunk.x, chunk.mask)
+    shares = _shares(weights, x, places)
+    value = x
+    if weights.value is not None:
+        value = map_into(weights.value, chunk.x, chunk.mask)
+    elif chunk.value is not None:
+        value = _heads(weights, None, chunk.value, chunk.mask)
+    if chunk.mask is not None:
+        shares = jnp.where(chunk.mask[:, None, None], shares, 0)
     sums = jnp.einsum(
-        "bhsn,bnhd->bhsd",
-        weights.astype(values.dtype),
-        values,
-        preferred_element_type=weights.dtype,
+        "bhsn,bnhd->bhsd", shares.astype(value.dtype), value, preferred_element_type=shares.dtype
     )
-    return sums, weights.sum(-1)
+    return sums, shares.sum(-1)
 
 
-def _unpool(parameters, chunk, positions):
-    x, tokens = chunk["x"], parameters["tokens"].astype(chunk["x"].dtype)
-    weights = _weights(parameters, x, positions)
-    product = partial(jnp.einsum, preferred_element_type=weights.dtype)
-    return product("bhsn,bhsd->bnhd", weights.astype(x.dtype), tokens).astype(x.dtype)
+def _unpool(weights, latents, chunk: Points, places: Places):
+    weights, output = weights
+    x = _heads(weights, weights.point, chunk.x, chunk.mask)
+    shares, tokens = _shares(weights, x, places), latents["tokens"].astype(x.dtype)
+    product = partial(jnp.einsum, preferred_element_type=shares.dtype)
+    y = product("bhsn,bhsd->bnhd", shares.astype(x.dtype), tokens).astype(x.dtype)
+    return map_out(output, y, chunk.mask)
 
 
-def _weights(parameters, x, positions):
-    """Slice weights (B, H, S, n) of a chunk."""
-    dtype = accumulation_dtype(x.dtype)
-    product = partial(jnp.einsum, preferred_element_type=dtype)
-    scores = product("bhds,bnhd->bhsn", parameters["kernel"].astype(x.dtype), x)
-    scores += parameters["bias"].astype(dtype)[..., None]
-    temperature = parameters["temperature"].astype(dtype)[..., None, None]
-    if "adaptive" in parameters:
-        perceptron = jax.tree.map(lambda leaf: leaf.astype(dtype), parameters["adaptive"])
-        hidden = product("bhds,bnhd->bhsn", perceptron.kernel_in.astype(x.dtype), x)
-        hidden = jax.nn.gelu(hidden + perceptron.bias_in[..., None], approximate=False)
-        added = product("bhst,bhsn->bhtn", perceptron.kernel_out, hidden)
-        added = jax.nn.gelu(added + perceptron.bias_out[..., None], approximate=False)
-        temperature = jnp.maximum(temperature + added, _ADAPTIVE_TEMPERATURE_LEAST)
-        if "noise_key" in parameters:
-            scores += _gumbel_noise(parameters["noise_key"], scores.shape, positions, dtype)
-    else:
+def _heads(weights: SliceWeights, projection: HeadLinear | None, x, mask):
+    """Heads (B, n, H, D) of a chunk, projected here or before."""
+    if projection is not None:
+        return map_into(projection, x, mask)
+    if mask is not None:
+        x = jnp.where(mask[..., None], x, 0)
+    return x.reshape(*x.shape[:2], weights.temperature.shape[0], -1)
+
+
+def _shares(weights: SliceWeights, x, places: Places) -> Float[Array, "B H S n"]:
+    """By how much each point of a chunk belongs to each slice."""
+    scores = _of_heads(weights.slices, x)
+    temperature = weights.temperature.astype(scores.dtype)[:, None, None]
+    if weights.adaptive is None:
         temperature = jnp.clip(temperature, *_TEMPERATURE_RANGE)
+        return jax.nn.softmax(scores / temperature, axis=2)
+
+    hidden = jax.nn.gelu(_of_heads(weights.adaptive.hidden, x), approximate=False)
+    kernel, bias = weights.adaptive.output
+    added = jnp.einsum("hst,bhsn->bhtn", kernel.astype(hidden.dtype), hidden)
+    added = added + bias.astype(hidden.dtype)[..., None]
+    temperature = temperature + jax.nn.gelu(added, approximate=False)
+    if weights.noise_key is not None:
+        scores += _gumbel_noise(weights.noise_key, scores.shape, places, scores.dtype)
+    temperature = jnp.maximum(temperature, _ADAPTIVE_TEMPERATURE_LEAST)
     return jax.nn.softmax(scores / temperature, axis=2)
 
 
-def _gumbel_noise(key_data, shape, positions, dtype):
-    """Noise that belongs to a point by its place, whatever chunk or shard it is in."""
-    batch, heads, slices, _ = shape
-    key = jax.random.wrap_key_data(key_data[0, 0])
-    draw = lambda position: jax.random.uniform(  # noqa: E731
-        jax.random.fold_in(key, position), (batch, heads, slices), dtype
-    )
-    uniform = jnp.moveaxis(jax.vmap(draw)(positions), 0, -1)
+def _of_heads(linear: HeadLinear, x) -> Float[Array, "B H S n"]:
+    product = contract("bnhd,hds->bhsn", x, linear.kernel)
+    return product + linear.bias.astype(product.dtype)[..., None]
+
+
+def _gumbel_noise(key_data, shape, places: Places, dtype):
+    """Noise that belongs to a point of a sample by its place, whatever chunk or shard it is in."""
+    _, heads, slices, _ = shape
+    key = jax.random.wrap_key_data(key_data[0])
+
+    def draw(sample, point):
+        own = jax.random.fold_in(jax.random.fold_in(key, sample), point)
+        return jax.random.uniform(own, (heads, slices), dtype)
+
+    of_points = jax.vmap(draw, in_axes=(None, 0), out_axes=-1)
+    uniform = jax.vmap(of_points, in_axes=(0, None))(places.samples, places.points)
     return -jnp.log(-jnp.log(uniform + _GUMBEL_EPSILON) + _GUMBEL_EPSILON)

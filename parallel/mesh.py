@@ -151,29 +151,42 @@ def constrain(array: jax.Array, *axes: str | None) -> jax.Array:
     return jax.lax.with_sharding_constraint(array, spec(*axes))
 
 
-def island(function: Callable, in_specs, out_specs) -> Callable:
+def split_axes(*axes: str) -> tuple[str, ...]:
+    """Those of these axes over which the mesh of the context splits anything."""
+    return tuple(axis for axis in axes if axis_size(axis) > 1)
+
+
+def island(function: Callable, in_specs, out_specs, *, over: Sequence[str] = (POINTS,)) -> Callable:
     """Makes `function` run on each shard of the points, with its own communication.
 
     `function` takes a keyword `axis`, the name to pass to `jax.lax.psum` and its like, or `None`
-    where the points are not split. Only `points` is manual inside; `data` and `heads` stay with the
+    where the points are not split. Only the axes `over` are manual inside; the others stay with the
     compiler.
 
     Args:
         function: called as `function(*arrays, axis=...)` on the shards.
-        in_specs: one `PartitionSpec` an argument, naming no axis but `points`.
-        out_specs: likewise for the outputs. An output without `points` must be the same on every
-            shard, that is, reduced.
+        in_specs: one tree of `PartitionSpec` an argument, naming no axis but those of `over`.
+        out_specs: likewise for the outputs. An output without one of these axes must be the same
+            on every shard, that is, reduced.
+        over: `points`, or `data` and `points`.
 
     Returns:
         A function of the whole arrays, which must be called under `jax.jit`.
     """
-    if axis_size(POINTS) == 1:
-        return partial(function, axis=None)
+    axes = split_axes(*over)
+    function = partial(function, axis=POINTS if POINTS in axes else None)
+    if not axes:
+        return function
+
+    def split(spec: P) -> P:
+        return P(*(axis if axis in axes else None for axis in spec))
+
+    is_spec = lambda leaf: isinstance(leaf, P)  # noqa: E731
     return jax.shard_map(
-        partial(function, axis=POINTS),
-        in_specs=in_specs,
-        out_specs=out_specs,
-        axis_names={POINTS},
+        function,
+        in_specs=jax.tree.map(split, in_specs, is_leaf=is_spec),
+        out_specs=jax.tree.map(split, out_specs, is_leaf=is_spec),
+        axis_names=set(axes),
         # Each island has a backward island of its own: autodiff never sees what is replicated.
         check_vma=False,
     )

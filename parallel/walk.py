@@ -1,0 +1,171 @@
+"""A walk over the chunks of one shard's points, forward and for the gradient."""
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Int
+
+from parallel import chunks
+from parallel import mesh as mesh_lib
+from parallel.mesh import DATA, POINTS
+from parallel.softmax import accumulation_dtype
+
+# The axes over which samples and points are split; weights are summed over both.
+OVER = (DATA, POINTS)
+
+
+class Places(NamedTuple):
+    """Where the points of a chunk stand in the whole batch, for what is random.
+
+    Attributes:
+        samples: `(B,)`.
+        points: `(n,)`.
+    """
+
+    samples: Int[Array, " B"]
+    points: Int[Array, " n"]
+
+
+@dataclass(frozen=True)
+class Chunking:
+    """How long chunks are.
+
+    Attributes:
+        heads: H.
+        width: numbers that the function makes for a point and head.
+        size: points of a chunk; by default as many as keep these numbers within a budget that
+            depends on the platform.
+    """
+
+    heads: int
+    width: int
+    size: int | None = None
+
+    def length(self, points: int, batch: int) -> int:
+        """Points of a chunk of one shard, which holds so many points and samples."""
+        if self.size is not None:
+            return min(self.size, points)
+        return chunks.chunk_length(points, batch, self.heads, self.width)
+
+
+class Walk:
+    """A function on the chunks of one shard's points.
+
+    Attributes:
+        total: points of the shard.
+    """
+
+    def __init__(self, function, chunking: Chunking, weights, latents, points):
+        self._batch, self.total = jax.tree.leaves(points)[0].shape[:2]
+        self._function = function
+        self._weights, self._latents, self._points = weights, latents, points
+        self._length = chunking.length(self.total, self._batch)
+
+    def fold(self, body: Callable, carry):
+        """Folds `carry = body(start, size, carry)` over the chunks."""
+        return chunks.for_chunks(self.total, self._length, body, carry)
+
+    def make(self, start, size: int):
+        """What the function makes of a chunk."""
+        return self._call(self._weights, self._latents, self._chunk(start, size), start, size)
+
+    @property
+    def made(self):
+        """Shapes and types of what the function makes of a chunk."""
+        return jax.eval_shape(lambda: self.make(0, self._length))
+
+    def gradients(self, d_made_of: Callable, d_points=None):
+        """Gradients of weights, latents and points.
+
+        Args:
+            d_made_of: `d_made_of(start, size)(made)` is the gradient of what is made of a chunk.
+            d_points: gradient of the points so far, if there is one; theirs is added to it.
+
+        Returns:
+            The gradients, those of weights and latents summed over the shards.
+        """
+        whole = (self._weights, self._latents)
+        summed = floating_leaves(whole)
+        zeros = jax.tree.map(
+            lambda leaf: jnp.zeros(leaf.shape, accumulation_dtype(leaf.dtype)), summed
+        )
+        first = d_points is None
+        if first:
+            d_points = jax.tree.map(jnp.zeros_like, floating_leaves(self._points))
+
+        def body(start, size, carry):
+            d_summed, d_points = carry
+            chunk = self._chunk(start, size)
+
+            def make(summed, floating):
+                return self._call(*_merge(summed, whole), _merge(floating, chunk), start, size)
+
+            made, pull = jax.vjp(make, summed, floating_leaves(chunk))
+            d_made = d_made_of(start, size)(made)
+            d_made = jax.tree.map(lambda d, leaf: d.astype(leaf.dtype), d_made, made)
+            d_summed_chunk, d_chunk = pull(d_made)
+
+            def put(d, new):
+                return chunks.put(
+                    d, new if first else new + chunks.take(d, start, size, 1), start, 1
+                )
+
+            d_summed = jax.tree.map(
+                lambda d, new: d + new.astype(d.dtype), d_summed, d_summed_chunk
+            )
+            return d_summed, jax.tree.map(put, d_points, d_chunk)
+
+        (d_weights, d_latents), d_points = self.fold(body, (zeros, d_points))
+        d_weights = all_sum(d_weights, mesh_lib.split_axes(*OVER), lead=1)
+        d_latents = all_sum(d_latents, mesh_lib.split_axes(POINTS), lead=2)
+        narrow = lambda d, leaf: d.astype(leaf.dtype)  # noqa: E731
+        return *jax.tree.map(narrow, (d_weights, d_latents), summed), d_points
+
+    def _call(self, weights, latents, chunk, start, size: int):
+        places = Places(
+            _shard(DATA) * self._batch + jnp.arange(self._batch),
+            _shard(POINTS) * self.total + start + jnp.arange(size),
+        )
+        return self._function(weights, latents, chunk, places)
+
+    def _chunk(self, start, size: int):
+        return jax.tree.map(lambda leaf: chunks.take(leaf, start, size, 1), self._points)
+
+
+def _shard(axis: str):
+    return jax.lax.axis_index(axis) if mesh_lib.split_axes(axis) else 0
+
+
+def floating_leaves(tree):
+    """A tree with `None` for the leaves that have no gradient."""
+    return jax.tree.map(
+        lambda leaf: leaf if jnp.issubdtype(leaf.dtype, jnp.floating) else None, tree
+    )
+
+
+def _merge(floating, tree):
+    """`tree` with its floating leaves replaced."""
+    return jax.tree.map(
+        lambda new, old: old if new is None else new, floating, tree, is_leaf=lambda x: x is None
+    )
+
+
+def all_sum(tree, axes: tuple[str, ...], *, lead: int):
+    """The sum over the shards of all leaves; those alike in `lead` axes travel packed."""
+    if not axes:
+        return tree
+    leaves, structure = jax.tree.flatten(tree)
+    groups: dict[tuple, list[int]] = {}
+    for i, leaf in enumerate(leaves):
+        groups.setdefault((leaf.shape[:lead], leaf.dtype), []).append(i)
+    for (shape, _), members in groups.items():
+        flat = [leaves[i].reshape(*shape, -1) for i in members]
+        ends = list(itertools.accumulate(part.shape[-1] for part in flat))
+        packed = jax.lax.psum(jnp.concatenate(flat, axis=-1), axes)
+        for i, part in zip(members, jnp.split(packed, ends[:-1], axis=-1), strict=True):
+            leaves[i] = part.reshape(leaves[i].shape)
+    return jax.tree.unflatten(structure, leaves)
