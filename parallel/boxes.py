@@ -37,6 +37,11 @@ def compact_groups(
     return order
 
 
+def finite(points: Float[Array, "*N D"]) -> Bool[Array, "*N"]:
+    """Whether a point has a place: no coordinate is infinite or not a number."""
+    return jnp.isfinite(points).all(-1)
+
+
 def bounds(
     points: Float[Array, "*G S D"], valid: Bool[Array, "*G S"]
 ) -> tuple[Float[Array, "*G D"], Float[Array, "*G D"]]:

@@ -109,7 +109,7 @@ def _gather_forward(shape, indices, features):
         return ring.around(fold, features, zeros, axis)[1]
 
     run = mesh_lib.island(local, in_specs=(_CLOUD, _CLOUD), out_specs=_CLOUD)
-    return run(indices, features), indices
+    return run(chunks.tie(indices, features), features), indices
 
 
 def _gather_backward(shape, indices, d_gathered):
@@ -164,7 +164,8 @@ def _project_forward(features, indices, kernel):
         return output.astype(jnp.result_type(features, kernel))
 
     run = mesh_lib.island(local, in_specs=(_CLOUD, _CLOUD, P()), out_specs=_CLOUD)
-    return run(features, indices, kernel), (features, indices, kernel)
+    output = run(features, chunks.tie(indices, features), kernel)
+    return output, (features, indices, kernel)
 
 
 def _project_backward(residuals, d_output):

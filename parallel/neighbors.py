@@ -22,12 +22,10 @@ from parallel import boxes, chunks, ring
 from parallel import mesh as mesh_lib
 from parallel.mesh import DATA, POINTS
 from parallel.softmax import accumulation_dtype
+from parallel.tile_search import Best, Blocks, search_tiles
 
 # Most points of a block, and most queries of a tile.
 _BLOCK, _TILE = 128, 64
-# Candidates that a tile looks at together: enough that selecting among them costs more than what
-# is done once a step, few enough that seldom many of them are in vain.
-_CANDIDATES = 1024
 # Tiles that go in lockstep. An accelerator wants large kernels; on a CPU no tile should wait.
 _TILES_AT_ONCE = {"cpu": 1, "gpu": 128, "tpu": 64}
 
@@ -152,20 +150,6 @@ def _search(radius: float, count: int, queries, points, point_mask):
     return run(queries, points, point_mask)
 
 
-class _Blocks(NamedTuple):
-    """Points of one shard in compact blocks; index -1 in a free place of a block."""
-
-    points: Float[Array, "B N S D"]
-    indices: Int[Array, "B N S"]
-
-
-class _Best(NamedTuple):
-    """The best neighbours so far, in order; an empty slot is infinitely far."""
-
-    squares: Float[Array, "*T K"]
-    indices: Int[Array, "*T K"]
-
-
 def _search_shard(radius: float, count: int, queries, points, point_mask, *, axis):
     """Neighbours of the queries of one shard."""
     dtype = accumulation_dtype(queries.dtype, points.dtype)
@@ -173,30 +157,30 @@ def _search_shard(radius: float, count: int, queries, points, point_mask, *, axi
     limit = _largest_square(radius, dtype)
     batch, total, width = queries.shape
 
-    tiles = jax.vmap(partial(boxes.compact_groups, longest=_TILE))(queries, _finite(queries))
+    tiles = jax.vmap(partial(boxes.compact_groups, longest=_TILE))(queries, boxes.finite(queries))
     _, tile_count, tile = tiles.shape
     at_once = min(tile_count, _TILES_AT_ONCE.get(mesh_lib.platform(), 1))
     groups = tile_count // at_once
     tiled = _rows(queries, tiles.reshape(batch, -1), jnp.nan)
     tiled = tiled.reshape(batch * groups, at_once, tile, width)
     shape = (batch * groups, at_once, tile, count)
-    best = _Best(jnp.full(shape, jnp.inf, dtype), jnp.full(shape, -1, jnp.int32))
+    best = Best(jnp.full(shape, jnp.inf, dtype), jnp.full(shape, -1, jnp.int32))
 
-    def fold(owner, blocks: _Blocks, best: _Best):
+    def fold(owner, blocks: Blocks, best: Best):
         corners = boxes.bounds(blocks.points, blocks.indices >= 0)
-        flat = _Blocks(*(array.reshape(-1, *array.shape[2:]) for array in blocks))
+        flat = Blocks(*(array.reshape(-1, *array.shape[2:]) for array in blocks))
 
         def search(i, best):
             sample = i // groups
-            found = _search_tiles(
+            found = search_tiles(
                 tiled[i],
-                _Best(*(array[i] for array in best)),
+                Best(*(array[i] for array in best)),
                 flat,
                 tuple(corner[sample] for corner in corners),
                 sample * blocks.indices.shape[1],
                 limit,
             )
-            return _Best(*(chunks.put(a, f[None], i, 0) for a, f in zip(best, found, strict=True)))
+            return Best(*(chunks.put(a, f[None], i, 0) for a, f in zip(best, found, strict=True)))
 
         return blocks, jax.lax.fori_loop(0, len(tiled), search, best)
 
@@ -207,99 +191,18 @@ def _search_shard(radius: float, count: int, queries, points, point_mask, *, axi
     return Neighbors(jnp.where(jnp.isfinite(squares), indices, -1), jnp.sqrt(squares))
 
 
-def _blocks(points, point_mask, axis) -> _Blocks:
+def _blocks(points, point_mask, axis) -> Blocks:
     """The blocks of one shard's points."""
     batch, total, _ = points.shape
     first = 0 if axis is None else jax.lax.axis_index(axis) * total
-    valid = _finite(points) if point_mask is None else _finite(points) & point_mask
+    valid = boxes.finite(points) if point_mask is None else boxes.finite(points) & point_mask
     order = jax.vmap(partial(boxes.compact_groups, longest=_BLOCK))(points, valid)
     flat = order.reshape(batch, -1)
     real = _rows(valid[..., None], flat, False)
     grouped = jnp.where(real, _rows(points, flat, 0), 0)
-    return _Blocks(
+    return Blocks(
         grouped.reshape(*order.shape, -1),
         jnp.where(real.reshape(order.shape), first + order, -1),
-    )
-
-
-def _search_tiles(tiles, best: _Best, blocks: _Blocks, corners, first_block, limit) -> _Best:
-    """The best neighbours of some tiles `(G, T, D)` after all blocks of one sample and shard."""
-    at_once = len(tiles)
-    real = _finite(tiles)
-    tile_corners = (corner[:, None] for corner in boxes.bounds(tiles, real))
-    far = boxes.box_square_distances(tuple(tile_corners), corners)
-    count, size = best.indices.shape[-1], blocks.indices.shape[-1]
-    step = min(far.shape[1], -(-max(_CANDIDATES, count) // size))
-
-    def goes_on(state):
-        far, best = state
-        worst = jnp.minimum(best.squares[..., -1], limit)
-        worst = jnp.where(real, worst, -1).max(-1)
-        return jnp.any(far.min(-1) <= worst)
-
-    def visit(state):
-        far, best = state
-        distance, visited = _smallest(far, step)
-        chosen = first_block + visited
-        points = blocks.points[chosen].reshape(at_once, 1, step * size, -1)
-        indices = jnp.where(jnp.isfinite(distance)[..., None], blocks.indices[chosen], -1)
-        indices = indices.reshape(at_once, 1, step * size)
-        squares = boxes.square_distances(tiles[:, :, None] - points)
-        # A tile that is done waits for the others: what it visits again does not count.
-        squares = jnp.where((squares <= limit) & (indices >= 0), squares, jnp.inf)
-        far = far.at[jnp.arange(at_once)[:, None], visited].set(jnp.inf)
-        return far, _merge(best, squares, indices)
-
-    _, best = jax.lax.while_loop(goes_on, visit, (far, best))
-    return _in_order(best)
-
-
-def _merge(best: _Best, squares, indices) -> _Best:
-    """The best of those so far and of the candidates, whose indices `(G, 1, W)` a tile shares.
-
-    The last is the farthest; the order of the others is `_in_order`'s.
-    """
-    count = best.indices.shape[-1]
-    squares = jnp.concatenate([best.squares, squares], -1)
-    indices = jnp.broadcast_to(indices, (*best.indices.shape[:-1], indices.shape[-1]))
-    indices = jnp.concatenate([best.indices, indices], -1)
-    nearest, chosen = _smallest(squares, count)
-    farthest = nearest[..., -1:]
-
-    def by_index(_):
-        # Of those as far as the farthest the lowest indices: as a number's bits, order is kept.
-        # The offset makes even -1 a normal number, since subnormal ones may count as zero.
-        key = jax.lax.bitcast_convert_type(indices + 1 + 2**23, jnp.float32)
-        key = jnp.where(squares == farthest, key, jnp.inf)
-        return _smallest(jnp.where(squares < farthest, 0, key), count)[1]
-
-    # `top_k` prefers the earlier place, not the lower index: that matters only where it cuts
-    # between equals, and to select by index costs another pass.
-    tied = jnp.sum(squares <= farthest, -1, keepdims=True) > count
-    tied = jnp.any(tied & jnp.isfinite(farthest))
-    chosen = jax.lax.cond(tied, by_index, lambda chosen: chosen, chosen)
-    return _Best(*(jnp.take_along_axis(x, chosen, -1) for x in (squares, indices)))
-
-
-def _smallest(values, count: int):
-    """The smallest values of each row, ascending, and their places."""
-    # Without the barrier XLA merges a use of some of them with the selection, no longer recognizes
-    # it, and on a CPU sorts all: twenty times slower.
-    nearness, places = jax.lax.optimization_barrier(jax.lax.top_k(-values, count))
-    return -nearness, places
-
-
-def _in_order(best: _Best) -> _Best:
-    """Sorted by squared distance, then by index; most lists are already."""
-    squares, indices = best
-    nearer = squares[..., :-1] < squares[..., 1:]
-    equal = squares[..., :-1] == squares[..., 1:]
-    lower = (indices[..., :-1] <= indices[..., 1:]) | jnp.isinf(squares[..., 1:])
-    return jax.lax.cond(
-        jnp.all(nearer | (equal & lower)),
-        lambda best: best,
-        lambda best: _Best(*jax.lax.sort(tuple(best), num_keys=2)),
-        best,
     )
 
 
@@ -315,10 +218,6 @@ def _largest_square(radius: float, dtype: jnp.dtype) -> np.floating:
     while square < largest and np.sqrt(np.nextafter(square, largest)) <= radius:
         square = np.nextafter(square, largest)
     return square
-
-
-def _finite(points):
-    return jnp.isfinite(points).all(-1)
 
 
 def _rows(array, places, fill):

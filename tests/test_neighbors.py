@@ -11,7 +11,7 @@ from compiled import array_shapes, collectives, compile_for, text_of
 from conftest import COMPILE_FAST, assert_trees_close, on_any_mesh, on_mesh, on_meshes
 
 import parallel
-from parallel import chunks, neighbors
+from parallel import chunks, neighbors, tile_search
 from parallel import mesh as mesh_lib
 
 BATCH, QUERIES, POINTS, RADIUS, COUNT = 2, 48, 80, 0.3, 5
@@ -21,7 +21,7 @@ SIZES = dict(_BLOCK=4, _TILE=8, _CANDIDATES=8)
 def set_sizes(monkeypatch, at_once=1, **sizes):
     jax.clear_caches()
     for name, size in sizes.items():
-        monkeypatch.setattr(neighbors, name, size)
+        monkeypatch.setattr(tile_search if name == "_CANDIDATES" else neighbors, name, size)
     monkeypatch.setitem(neighbors._TILES_AT_ONCE, "cpu", at_once)
 
 
