@@ -2,6 +2,8 @@
 
 from parallel.attention import attention
 from parallel.mesh import make_mesh
+from parallel.neighbor_features import gather_neighbors, project_neighbors
+from parallel.neighbors import Neighbors, radius_search, within
 from parallel.points import local_rows, shard_points, unshard_points
 from parallel.random import points_dropout, points_uniform
 from parallel.reductions import (
@@ -12,7 +14,9 @@ from parallel.reductions import (
 )
 
 __all__ = [
+    "Neighbors",
     "attention",
+    "gather_neighbors",
     "local_rows",
     "make_mesh",
     "masked_mean",
@@ -20,7 +24,10 @@ __all__ = [
     "masked_sum",
     "points_dropout",
     "points_uniform",
+    "project_neighbors",
+    "radius_search",
     "shard_points",
     "slice_sums",
     "unshard_points",
+    "within",
 ]

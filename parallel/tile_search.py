@@ -1,0 +1,112 @@
+"""The nearest points of compact tiles of queries, among compact blocks of points.
+
+A tile visits the blocks from the nearest on, a few at a time, and stops where no block can hold a
+nearer point than its queries have. Tiles go in lockstep.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from parallel import boxes
+
+# Candidates that a tile looks at together: enough that selecting among them costs more than what
+# is done once a step, few enough that seldom many of them are in vain.
+_CANDIDATES = 1024
+
+
+class Blocks(NamedTuple):
+    """Points of one shard in compact blocks; index -1 in a free place of a block."""
+
+    points: Float[Array, "B N S D"]
+    indices: Int[Array, "B N S"]
+
+
+class Best(NamedTuple):
+    """The best neighbours so far, in order; an empty slot is infinitely far."""
+
+    squares: Float[Array, "*T K"]
+    indices: Int[Array, "*T K"]
+
+
+def search_tiles(tiles, best: Best, blocks: Blocks, corners, first_block, limit) -> Best:
+    """The best neighbours of some tiles `(G, T, D)` after all blocks of one sample and shard."""
+    at_once = len(tiles)
+    real = boxes.finite(tiles)
+    tile_corners = (corner[:, None] for corner in boxes.bounds(tiles, real))
+    far = boxes.box_square_distances(tuple(tile_corners), corners)
+    count, size = best.indices.shape[-1], blocks.indices.shape[-1]
+    step = min(far.shape[1], -(-max(_CANDIDATES, count) // size))
+
+    def goes_on(state):
+        far, best = state
+        worst = jnp.minimum(best.squares[..., -1], limit)
+        worst = jnp.where(real, worst, -1).max(-1)
+        return jnp.any(far.min(-1) <= worst)
+
+    def visit(state):
+        far, best = state
+        distance, visited = _smallest(far, step)
+        chosen = first_block + visited
+        points = blocks.points[chosen].reshape(at_once, 1, step * size, -1)
+        indices = jnp.where(jnp.isfinite(distance)[..., None], blocks.indices[chosen], -1)
+        indices = indices.reshape(at_once, 1, step * size)
+        squares = boxes.square_distances(tiles[:, :, None] - points)
+        # A tile that is done waits for the others: what it visits again does not count.
+        squares = jnp.where((squares <= limit) & (indices >= 0), squares, jnp.inf)
+        far = far.at[jnp.arange(at_once)[:, None], visited].set(jnp.inf)
+        return far, _merge(best, squares, indices)
+
+    _, best = jax.lax.while_loop(goes_on, visit, (far, best))
+    return _in_order(best)
+
+
+def _merge(best: Best, squares, indices) -> Best:
+    """The best of those so far and of the candidates, whose indices `(G, 1, W)` a tile shares.
+
+    The last is the farthest; the order of the others is `_in_order`'s.
+    """
+    count = best.indices.shape[-1]
+    squares = jnp.concatenate([best.squares, squares], -1)
+    indices = jnp.broadcast_to(indices, (*best.indices.shape[:-1], indices.shape[-1]))
+    indices = jnp.concatenate([best.indices, indices], -1)
+    nearest, chosen = _smallest(squares, count)
+    farthest = nearest[..., -1:]
+
+    def by_index(_):
+        # Of those as far as the farthest the lowest indices: as a number's bits, order is kept.
+        # The offset makes even -1 a normal number, since subnormal ones may count as zero.
+        key = jax.lax.bitcast_convert_type(indices + 1 + 2**23, jnp.float32)
+        key = jnp.where(squares == farthest, key, jnp.inf)
+        return _smallest(jnp.where(squares < farthest, 0, key), count)[1]
+
+    # `top_k` prefers the earlier place, not the lower index: that matters only where it cuts
+    # between equals, and to select by index costs another pass.
+    tied = jnp.sum(squares <= farthest, -1, keepdims=True) > count
+    tied = jnp.any(tied & jnp.isfinite(farthest))
+    chosen = jax.lax.cond(tied, by_index, lambda chosen: chosen, chosen)
+    return Best(*(jnp.take_along_axis(x, chosen, -1) for x in (squares, indices)))
+
+
+def _smallest(values, count: int):
+    """The smallest values of each row, ascending, and their places."""
+    # Without the barrier XLA merges a use of some of them with the selection, no longer recognizes
+    # it, and on a CPU sorts all: twenty times slower.
+    nearness, places = jax.lax.optimization_barrier(jax.lax.top_k(-values, count))
+    return -nearness, places
+
+
+def _in_order(best: Best) -> Best:
+    """Sorted by squared distance, then by index; most lists are already."""
+    squares, indices = best
+    nearer = squares[..., :-1] < squares[..., 1:]
+    equal = squares[..., :-1] == squares[..., 1:]
+    lower = (indices[..., :-1] <= indices[..., 1:]) | jnp.isinf(squares[..., 1:])
+    return jax.lax.cond(
+        jnp.all(nearer | (equal & lower)),
+        lambda best: best,
+        lambda best: Best(*jax.lax.sort(tuple(best), num_keys=2)),
+        best,
+    )
