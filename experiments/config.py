@@ -100,6 +100,36 @@ class DarcyConfig(DataConfig):
 
 
 @dataclass
+class AirfoilConfig(DataConfig):
+    """Inviscid flow around airfoils; the shapes of a split are in no other.
+
+    Attributes:
+        shapes: `naca`, random members of the four-digit family, or `uiuc`, coordinate files.
+        uiuc_dir: folder of coordinate files to read instead of those of the extra `airfoils`.
+        points: points of a sample, those on the surface included.
+        max_points: `null`, or each sample has a random number from `points` to this.
+        surface_points: points on the surface, one a panel of the solver; even.
+        angles: angles of attack of one shape, each a sample.
+        min_angle: least angle of attack in degrees.
+        max_angle: greatest angle of attack in degrees.
+        seed: seed of the samples.
+        cache_dir: where made samples are kept.
+    """
+
+    name: str = "airfoil"
+    shapes: str = "naca"
+    uiuc_dir: str | None = None
+    points: int = 2000
+    max_points: int | None = None
+    surface_points: int = 256
+    angles: int = 5
+    min_angle: float = -5.0
+    max_angle: float = 15.0
+    seed: int = 0
+    cache_dir: str = ".cache/flare_jax"
+
+
+@dataclass
 class MeshConfig:
     """Sizes of the device mesh's axes, see `parallel.make_mesh`; one may be -1.
 
@@ -181,7 +211,7 @@ class ExperimentConfig:
 
 
 MODELS: dict[str, type[ModelConfig]] = {"flare": FlareConfig}
-DATA: dict[str, type[DataConfig]] = {"darcy": DarcyConfig}
+DATA: dict[str, type[DataConfig]] = {"darcy": DarcyConfig, "airfoil": AirfoilConfig}
 
 
 def register_schemas() -> None:
@@ -228,15 +258,23 @@ def _kind(group: str, values: Any, kinds: dict[str, type]) -> str:
 
 OPTIMIZERS = ("adamw", "muon")
 SCHEDULES = ("one_cycle", "cosine", "constant")
+AIRFOIL_SHAPES = ("naca", "uiuc")
 _ABOVE_ZERO = (math.nextafter(0, 1), sys.float_info.max, "a positive number")
 _NOT_NEGATIVE = (0, sys.float_info.max, "a number of at least 0")
 _FRACTION = (0, math.nextafter(1, 0), "a number in [0, 1)")
+_ATTACK = (math.nextafter(-90, 0), math.nextafter(90, 0), "an angle within 90 degrees of 0")
 # JAX would take a larger seed and drop its upper bits.
 _SEED = (0, 2**32 - 1, "an integer in [0, 2**32)")
 _RANGES = {
     "data.train": _ABOVE_ZERO,
     "data.validation": _ABOVE_ZERO,
     "data.test": _ABOVE_ZERO,
+    "data.points": _ABOVE_ZERO,
+    "data.max_points": _ABOVE_ZERO,
+    "data.surface_points": (32, sys.float_info.max, "a number of at least 32"),
+    "data.angles": _ABOVE_ZERO,
+    "data.min_angle": _ATTACK,
+    "data.max_angle": _ATTACK,
     "optimizer.learning_rate": _ABOVE_ZERO,
     "optimizer.adam_learning_rate": _ABOVE_ZERO,
     "optimizer.weight_decay": _NOT_NEGATIVE,
@@ -264,6 +302,8 @@ def _check_values(config: ExperimentConfig) -> None:
 
     for name in ("dtype", "param_dtype"):
         check(f"model.{name}", getattr(config.model, name), ("float32", "bfloat16"))
+    if isinstance(config.data, AirfoilConfig):
+        check("data.shapes", config.data.shapes, AIRFOIL_SHAPES)
     check("optimizer.name", config.optimizer.name, OPTIMIZERS)
     check("optimizer.schedule", config.optimizer.schedule, SCHEDULES)
     for name, value in flat(asdict(config)).items():

@@ -9,14 +9,14 @@ boundary. All quantities are dimensionless, and nothing here needs an accelerato
 reads the published ones. What both return, and how they lay out splits, is defined here.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from numbers import Integral
 
 import numpy as np
 from jaxtyping import Float, Float32, Float64
 from scipy.sparse import csc_array, diags_array
 from scipy.sparse.linalg import splu
+
+from experiments.splits import require_integer
 
 PERMEABILITY_LOW = 3.0
 PERMEABILITY_HIGH = 12.0
@@ -26,7 +26,6 @@ COVARIANCE_SHIFT = 9.0
 COSINE_MODES = 256
 
 MINIMUM_RESOLUTION = 4
-SPLIT_ORDER = ("train", "validation", "test")
 
 _RESIDUAL_LIMIT = 1e-10
 
@@ -45,40 +44,6 @@ class DarcyArrays:
     permeability: Float32[np.ndarray, "n r r"]
     pressure: Float32[np.ndarray, "n r r"]
     coordinates: Float32[np.ndarray, "points 2"]
-
-
-def split_slices(splits: Mapping[str, int]) -> dict[str, slice]:
-    """Consecutive, disjoint ranges of sample indices, in the order train, validation, test.
-
-    Args:
-        splits: samples in each of "train", "validation" and "test" (any of them may be absent),
-            each `>= 1`.
-
-    Returns:
-        The range of each split that `splits` names; the first starts at 0.
-
-    Raises:
-        ValueError: no split, an unknown split, or a count that is not an integer of at least 1.
-    """
-    if not splits or not set(splits) <= set(SPLIT_ORDER):
-        raise ValueError(f"splits: expected some of {list(SPLIT_ORDER)}, got {list(splits)}")
-    slices, start = {}, 0
-    for name in SPLIT_ORDER:
-        if name in splits:
-            require_integer(f"splits[{name!r}]", splits[name], 1)
-            slices[name] = slice(start, start + int(splits[name]))
-            start = slices[name].stop
-    return slices
-
-
-def require_integer(name: str, value: object, minimum: int) -> None:
-    """Refuse an argument that is not an integer of at least `minimum`.
-
-    Raises:
-        ValueError: says the name of the argument, what was expected and what came.
-    """
-    if not isinstance(value, Integral) or isinstance(value, bool) or value < minimum:
-        raise ValueError(f"{name}: expected an integer of at least {minimum}, got {value!r}")
 
 
 def cell_centres(resolution: int) -> Float32[np.ndarray, "points 2"]:

@@ -1,10 +1,6 @@
 """Data sets of the Darcy problem: samples made by the solver, split, and kept on disk."""
 
-import hashlib
 import json
-import os
-import uuid
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -12,6 +8,7 @@ import numpy as np
 from jaxtyping import Float32
 from tqdm import tqdm
 
+from experiments.array_cache import read_arrays, require_folder, write_arrays
 from experiments.darcy import (
     COSINE_MODES,
     COVARIANCE_SHIFT,
@@ -21,13 +18,13 @@ from experiments.darcy import (
     PERMEABILITY_LOW,
     DarcyArrays,
     cell_centres,
-    require_integer,
     sample_permeability,
     solve_darcy,
-    split_slices,
 )
+from experiments.splits import require_integer, split_slices
 
 _CACHE_FORMAT = 1
+_NAMES = ("permeability", "pressure")
 
 
 def load_darcy(
@@ -64,20 +61,17 @@ def load_darcy(
     require_integer("seed", seed, 0)
     slices = split_slices(splits)
     count = max(rows.stop for rows in slices.values())
-    cache_dir = Path(cache_dir)
-    if cache_dir.exists() and not cache_dir.is_dir():
-        raise NotADirectoryError(f"cache_dir: expected a folder, got the file {cache_dir}")
-
-    path = cache_dir / f"darcy_r{resolution}_seed{seed}_n{count}.npz"
+    path = require_folder(cache_dir) / f"darcy_r{resolution}_seed{seed}_n{count}.npz"
     meta = _describe_samples(resolution, seed, count)
     if path.exists():
-        permeability, pressure = _read_cache(path, meta)
+        arrays = read_arrays(path, meta, _NAMES, "Darcy")
     else:
-        permeability, pressure = _make_samples(resolution, seed, count, progress)
-        _write_cache(path, meta, permeability, pressure)
+        samples = _make_samples(resolution, seed, count, progress)
+        arrays = dict(zip(_NAMES, samples, strict=True))
+        write_arrays(path, meta, arrays)
     coordinates = cell_centres(resolution)
     return {
-        name: DarcyArrays(permeability[rows], pressure[rows], coordinates)
+        name: DarcyArrays(*(arrays[key][rows] for key in _NAMES), coordinates)
         for name, rows in slices.items()
     }
 
@@ -113,63 +107,4 @@ def _make_samples(
                 f"Darcy sample {index} (resolution {resolution}, seed {seed}): {error}"
             ) from error
         permeability[index] = sample
-    return permeability, pressure
-
-
-def _checksum(
-    meta: str,
-    permeability: Float32[np.ndarray, "n r r"],
-    pressure: Float32[np.ndarray, "n r r"],
-) -> str:
-    digest = hashlib.sha256(meta.encode())
-    for array in (permeability, pressure):
-        digest.update(f"{array.dtype.str}{array.shape}".encode())
-        digest.update(np.ascontiguousarray(array))
-    return digest.hexdigest()
-
-
-def _write_cache(
-    path: Path,
-    meta: str,
-    permeability: Float32[np.ndarray, "n r r"],
-    pressure: Float32[np.ndarray, "n r r"],
-) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # A name of its own for each writer, in the folder where a rename is atomic.
-    partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}.partial")
-    try:
-        with partial.open("xb") as file:
-            np.savez(
-                file,
-                meta=np.array(meta),
-                sha256=np.array(_checksum(meta, permeability, pressure)),
-                permeability=permeability,
-                pressure=pressure,
-            )
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
-
-
-def _read_cache(
-    path: Path, expected_meta: str
-) -> tuple[Float32[np.ndarray, "n r r"], Float32[np.ndarray, "n r r"]]:
-    def bad_cache(what: str) -> ValueError:
-        return ValueError(f"Darcy cache {path}: {what}; delete it to make it again")
-
-    if not zipfile.is_zipfile(path):
-        raise bad_cache("expected a complete .npz archive, got a truncated or foreign file")
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            meta, checksum = str(archive["meta"]), str(archive["sha256"])
-            permeability, pressure = archive["permeability"], archive["pressure"]
-        altered = _checksum(meta, permeability, pressure) != checksum
-    except Exception as error:  # damaged bytes reach many decoders, each with errors of its own
-        raise bad_cache(f"expected a readable Darcy archive, got {error!r}") from error
-    if altered:
-        raise bad_cache("expected arrays that match their SHA-256 checksum, got altered ones")
-    if meta != expected_meta:
-        raise bad_cache(f"expected samples of {expected_meta}, got {meta}")
     return permeability, pressure

@@ -12,9 +12,8 @@ from experiments.darcy import (
     MINIMUM_RESOLUTION,
     DarcyArrays,
     grid_points,
-    require_integer,
-    split_slices,
 )
+from experiments.splits import require_integer, split_slices
 
 
 def load_darcy_mat(

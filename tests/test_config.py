@@ -96,7 +96,7 @@ def test_override_reaches_its_field_in_its_type():
         ("train.steps=null", "train.steps=null: field 'train.steps' is not Optional"),
         ("train=3", "train=3: invalid type assigned: int is not a subclass of TrainConfig"),
         ("model.name=flar", "model.name: expected one of flare; got 'flar'"),
-        ("data.name=stokes", "data.name: expected one of darcy; got 'stokes'"),
+        ("data.name=stokes", "data.name: expected one of darcy, airfoil; got 'stokes'"),
         ("data.resolution=${nowhere}", "data.resolution: interpolation key 'nowhere' not found"),
         ("train.steps", "'train.steps' missing EQUAL"),
     ],
@@ -161,6 +161,25 @@ def test_value_out_of_range_is_named(changed, override, expected):
 )
 def test_value_at_the_end_of_its_range_is_taken(changed, override):
     changed(override)
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("data.shapes=joukowski", "one of naca, uiuc; got 'joukowski'"),
+        ("data.points=0", "a positive number; got 0"),
+        ("data.max_points=0", "a positive number; got 0"),
+        ("data.surface_points=31", "a number of at least 32; got 31"),
+        ("data.angles=0", "a positive number; got 0"),
+        ("data.min_angle=-90", "an angle within 90 degrees of 0; got -90.0"),
+        ("data.max_angle=nan", "an angle within 90 degrees of 0; got nan"),
+    ],
+)
+def test_airfoil_value_out_of_range_is_named(override, expected):
+    config = OmegaConf.structured(compose("data=airfoil"))
+    with pytest.raises(ValueError, match="expected") as error:
+        configs.typed(OmegaConf.merge(config, OmegaConf.from_dotlist([override])))
+    assert str(error.value) == f"{override.partition('=')[0]}: expected {expected}"
 
 
 def test_full_traceback_is_there_when_asked_for(reached, monkeypatch):

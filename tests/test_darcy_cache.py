@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments import darcy, darcy_cache
+from experiments import array_cache, darcy, darcy_cache
 
 SPLITS = {"train": 3, "validation": 1, "test": 2}
 
@@ -152,7 +152,7 @@ def test_failed_write_leaves_no_cache(tmp_path, monkeypatch, step):
         raise OSError("disk full")
 
     monkeypatch.setattr(
-        *((darcy_cache.np, "savez") if step == "savez" else (darcy_cache.os, "fsync")), fail
+        *((array_cache.np, "savez") if step == "savez" else (array_cache.os, "fsync")), fail
     )
     with pytest.raises(OSError, match="disk full"):
         load(tmp_path)
@@ -168,7 +168,7 @@ def test_second_writer_of_one_cache_replaces_it_whole(tmp_path, monkeypatch):
             load(tmp_path)  # finishes first, under the same name
         savez(file, **entries)
 
-    monkeypatch.setattr(darcy_cache.np, "savez", write_while_another_writes)
+    monkeypatch.setattr(array_cache.np, "savez", write_while_another_writes)
     made = load(tmp_path)
     read = load(tmp_path)
     assert nested
