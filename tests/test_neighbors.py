@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from compiled import array_shapes, collectives, compile_for, text_of
 from conftest import COMPILE_FAST, assert_trees_close, on_any_mesh, on_mesh, on_meshes
+from jax.sharding import AxisType
 
 import parallel
 from parallel import boxes, chunks, neighbors, tile_search
@@ -187,6 +188,15 @@ def test_every_mesh_finds_the_same(mesh, kind):
     with on_mesh(mesh):
         actual = parallel.radius_search(queries, points, RADIUS, COUNT, mask)
     assert_found(actual, brute_force(queries, points, RADIUS, COUNT, mask))
+
+
+@pytest.mark.parametrize("axes", [("points",), ("data",), ("heads", "points")])
+def test_a_mesh_may_lack_axes(axes):
+    queries, points = clouds(grid, 0, np.float32)
+    sizes = (8,) if len(axes) == 1 else (2, 4)
+    with jax.set_mesh(jax.make_mesh(sizes, axes, axis_types=(AxisType.Auto,) * len(axes))):
+        actual = parallel.radius_search(queries, points, RADIUS, COUNT)
+    assert_found(actual, brute_force(queries, points, RADIUS, COUNT))
 
 
 def test_samples_that_do_not_divide_by_their_axis_are_searched_by_all():
