@@ -92,10 +92,11 @@ def _merge(best: Best, squares, indices) -> Best:
 
 def _smallest(values, count: int):
     """The smallest values of each row, ascending, and their places."""
-    # Without the barrier XLA merges a use of some of them with the selection, no longer recognizes
-    # it, and on a CPU sorts all: twenty times slower.
-    nearness, places = jax.lax.optimization_barrier(jax.lax.top_k(-values, count))
-    return -nearness, places
+    # The barrier keeps a use of some values apart: merged with it, XLA no longer recognizes the
+    # selection, and on a CPU sorts each row, twenty times slower. Around both results, though, a
+    # barrier crashes the compiler of JAX 0.10.2 on a mesh whose every axis is manual.
+    nearness, places = jax.lax.top_k(-values, count)
+    return -jax.lax.optimization_barrier(nearness), places
 
 
 def _in_order(best: Best) -> Best:

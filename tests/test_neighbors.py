@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from compiled import array_shapes, collectives, compile_for, text_of
 from conftest import COMPILE_FAST, assert_trees_close, on_any_mesh, on_mesh, on_meshes
+from jax.sharding import AxisType
 
 import parallel
-from parallel import chunks, neighbors, tile_search
+from parallel import boxes, chunks, neighbors, tile_search
 from parallel import mesh as mesh_lib
 
 BATCH, QUERIES, POINTS, RADIUS, COUNT = 2, 48, 80, 0.3, 5
@@ -189,6 +190,15 @@ def test_every_mesh_finds_the_same(mesh, kind):
     assert_found(actual, brute_force(queries, points, RADIUS, COUNT, mask))
 
 
+@pytest.mark.parametrize("axes", [("points",), ("data",), ("heads", "points")])
+def test_a_mesh_may_lack_axes(axes):
+    queries, points = clouds(grid, 0, np.float32)
+    sizes = (8,) if len(axes) == 1 else (2, 4)
+    with jax.set_mesh(jax.make_mesh(sizes, axes, axis_types=(AxisType.Auto,) * len(axes))):
+        actual = parallel.radius_search(queries, points, RADIUS, COUNT)
+    assert_found(actual, brute_force(queries, points, RADIUS, COUNT))
+
+
 def test_samples_that_do_not_divide_by_their_axis_are_searched_by_all():
     queries, points = (x[:1] for x in clouds(uniform, 0, np.float32))
     with on_mesh(dict(data=2, points=4)):
@@ -203,6 +213,39 @@ def test_one_search_serves_smaller_radii_and_counts(radius, count):
     found = parallel.radius_search(queries, points, RADIUS, COUNT)
     actual = parallel.within(found, radius, count)
     assert_found(actual, brute_force(queries, points, radius, count))
+
+
+# Work --------------------------------------------------------------------------------------------
+
+
+def test_groups_are_compact_and_hold_each_point_once():
+    draw = np.random.default_rng(0)
+    points = draw.random((1000, 2)).astype(np.float32) * np.array([8, 1], np.float32)
+    valid = np.arange(1000) % 10 > 0
+    groups = boxes.compact_groups(points, valid, 16)
+    assert groups.shape == (64, 16)
+    np.testing.assert_array_equal(np.sort(np.ravel(groups))[:1000], np.arange(1000))
+    members = np.minimum(groups, 999)
+    lower, upper = boxes.bounds(points[members], (groups < 1000) & valid[members])
+    sides = np.asarray(upper - lower)[np.isfinite(lower).all(-1)]
+    # Of an area of 8 by 1 none is covered twice, and a square has a side of sqrt(8 / 64).
+    assert sides.prod(-1).sum() <= 8
+    assert np.median(sides.max(-1)) < 0.7
+
+
+@pytest.mark.parametrize(
+    ("radius", "expected"), [(0.5, {-1}), (9.0, {0, 1})], ids=["radius", "full_list"]
+)
+def test_blocks_too_far_for_the_radius_or_a_full_list_are_not_visited(radius, expected):
+    # Three blocks of one point; the box of the last says 5, but its point is where the query is.
+    blocks = tile_search.Blocks(jnp.array([[[1.0]], [[-1.0]], [[0.0]]]), jnp.arange(3)[:, None])
+    corner = jnp.array([[1.0], [-1.0], [5.0]])
+    best = tile_search.Best(jnp.full((1, 1, 2), jnp.inf), jnp.full((1, 1, 2), -1))
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(tile_search, "_CANDIDATES", 1)
+        arguments = best, blocks, (corner, corner), 0, np.float32(radius**2)
+        found = tile_search.search_tiles(jnp.zeros((1, 1, 1)), *arguments)
+    assert set(np.ravel(found.indices).tolist()) == expected
 
 
 # Features ----------------------------------------------------------------------------------------
@@ -360,6 +403,15 @@ def test_memory_of_the_search_is_linear():
         # Boxes of all tiles with all blocks would be number * number / 32.
         assert max(map(prod, array_shapes(program.as_text()))) < number * number / 64
     assert temporary[16384] <= 4.1 * temporary[4096]
+
+
+def test_candidates_are_selected_and_not_sorted():
+    cloud = shape_of(1, 4096, 3)
+    text = text_of(search, cloud, cloud, shape_of(1, 4096, dtype=bool))
+    rows = f",{SIZES['_CANDIDATES'] + COUNT}]"
+    naming = [line for line in text.splitlines() if rows in line]
+    assert naming
+    assert not [line for line in naming if " sort(" in line]
 
 
 def test_no_array_holds_the_features_of_all_neighbors():
