@@ -26,9 +26,11 @@ class FLAREAttention(nnx.Module):
         heads: int,
         latents: int,
         *,
+        width: int | None = None,
         dropout: float = 0.0,
         scale: float = 1.0,
         chunk_size: int | None = None,
+        initial: str = "normal",
         rngs: nnx.Rngs,
         dtype: jax.typing.DTypeLike = jnp.float32,
         param_dtype: jax.typing.DTypeLike = jnp.float32,
@@ -36,29 +38,29 @@ class FLAREAttention(nnx.Module):
         """Makes the weights.
 
         Args:
-            dim: width of the points; a multiple of `heads`.
+            dim: width of the points.
             heads: number of attention heads.
             latents: number of latent queries of each head.
+            width: width of a head, by default `dim / heads`.
             dropout: dropout rate of the output.
             scale: factor of the scores.
             chunk_size: points worked on at once, see `flare_mixer`.
+            initial: how the linear weights are drawn, see `Linear`.
             rngs: random streams; `params` is used.
             dtype: type to compute in.
             param_dtype: type of the weights.
 
         Raises:
-            ValueError: `heads` does not divide `dim`.
+            ValueError: `heads` does not divide `dim`, and no `width` is given.
         """
-        if heads < 1 or dim % heads:
-            raise ValueError(f"heads: expected a divisor of dim={dim}; got {heads}")
-        width = dim // heads
-        types = dict(rngs=rngs, dtype=dtype, param_dtype=param_dtype)
+        width = heads_lib.head_width(dim, heads) if width is None else width
+        types = dict(rngs=rngs, initial=initial, dtype=dtype, param_dtype=param_dtype)
         queries = jax.random.normal(rngs.params(), (heads, latents, width), param_dtype)
         self.latent_queries = parameter(queries, HEADS, None, None)
-        self.project_in = Linear(dim, dim, out_axis=HEADS, **types)
+        self.project_in = Linear(dim, heads * width, out_axis=HEADS, **types)
         self.project_key = Linear(width, width, **types)
         self.project_value = Linear(width, width, **types)
-        self.project_out = Linear(dim, dim, in_axis=HEADS, **types)
+        self.project_out = Linear(heads * width, dim, in_axis=HEADS, **types)
         self.heads = heads
         self.dropout = dropout
         self.scale = scale
@@ -81,18 +83,21 @@ class FLAREAttention(nnx.Module):
         Returns:
             The mixed points.
         """
-        weights = LatentWeights(
-            self.latent_queries[...],
-            heads_lib.into(self.project_in, self.heads),
-            heads_lib.within(self.project_key, self.heads),
-            heads_lib.within(self.project_value, self.heads),
-        )
         y = flare_mixer(
             x.astype(self.dtype),
-            weights,
+            self.latent_weights(),
             heads_lib.out_of(self.project_out, self.heads),
             point_mask,
             scale=self.scale,
             chunk_size=self.chunk_size,
         )
         return points_dropout(y, self.dropout, dropout_key)
+
+    def latent_weights(self) -> LatentWeights:
+        """The weights by which points and latents see each other."""
+        return LatentWeights(
+            self.latent_queries[...],
+            heads_lib.into(self.project_in, self.heads),
+            heads_lib.within(self.project_key, self.heads),
+            heads_lib.within(self.project_value, self.heads),
+        )

@@ -1,6 +1,7 @@
 """Transformer blocks, and a stack of them that is compiled once whatever its depth."""
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -107,18 +108,22 @@ class BlockStack(nnx.Module):
         self.depth = depth
         self.remat = remat
 
-    def __call__(
-        self,
-        x: Float[Array, "B N C"],
-        point_mask: Bool[Array, "B N"] | None = None,
-        key: Key[Array, ""] | None = None,
-    ) -> Float[Array, "B N C"]:
-        """Applies the blocks one after another; each draws its own numbers."""
+    def __call__(self, x: Any, *shared: Any, key: Key[Array, ""] | None = None) -> Any:
+        """Applies the blocks one after another; each draws its own numbers.
+
+        Args:
+            x: what goes from block to block: points `(B, N, C)`, or a tuple of several clouds.
+            *shared: what every block is given, such as the mask.
+            key: randomness; without it there is none.
+
+        Returns:
+            What the last block returns; each is called as `block(x, *shared, key)`.
+        """
         graph, weights = nnx.split(self.blocks)
 
         def apply_block(x, layer):
             weights, key = layer
-            return nnx.merge(graph, weights)(x, point_mask, key), None
+            return nnx.merge(graph, weights)(x, *shared, key), None
 
         if self.remat == "block":
             # The scan already keeps the recomputation apart from the forward pass.

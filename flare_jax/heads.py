@@ -26,6 +26,17 @@ class HeadLinear(NamedTuple):
     bias: Float[Array, "#H O"]
 
 
+def head_width(dim: int, heads: int) -> int:
+    """Width of a head.
+
+    Raises:
+        ValueError: `heads` does not divide `dim`.
+    """
+    if heads < 1 or dim % heads:
+        raise ValueError(f"heads: expected a divisor of dim={dim}; got {heads}")
+    return dim // heads
+
+
 def into(linear: Linear, heads: int) -> HeadLinear:
     """A layer whose outputs are those of the heads one after another."""
     kernel = linear.kernel[...]

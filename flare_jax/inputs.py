@@ -127,7 +127,9 @@ def check_real(name: str, x, expected: str) -> tuple[int, ...]:
     return tuple(x.shape)
 
 
-def check_mask(mask: jax.Array | np.ndarray | None, batch: int, layout: PointLayout) -> None:
+def check_mask(
+    name: str, mask: jax.Array | np.ndarray | None, batch: int, layout: PointLayout
+) -> None:
     """Checks the mask of points of a layout.
 
     Raises:
@@ -136,20 +138,22 @@ def check_mask(mask: jax.Array | np.ndarray | None, batch: int, layout: PointLay
     """
     if mask is None:
         return
+    expected = f"bool {(batch, *layout.given)}"
     if not isinstance(mask, jax.Array | np.ndarray):
-        raise ValueError(
-            f"point_mask: expected a bool array {(batch, *layout.given)}; got {type(mask).__name__}"
-        )
+        raise ValueError(f"{name}: expected an array of {expected}; got {type(mask).__name__}")
     if mask.shape not in ((batch, layout.points), (batch, *layout.given)) or mask.dtype != bool:
-        raise ValueError(
-            f"point_mask: expected bool {(batch, *layout.given)}; got {mask.dtype} "
-            f"{tuple(mask.shape)}"
-        )
-    if isinstance(mask, jax.core.Tracer) or not getattr(mask, "is_fully_addressable", True):
+        raise ValueError(f"{name}: expected {expected}; got {mask.dtype} {tuple(mask.shape)}")
+    if not is_visible(mask):
         return
     empty = np.flatnonzero(~np.asarray(mask).reshape(batch, layout.points).any(1))
     if empty.size:
         raise ValueError(
-            "point_mask: expected at least one real point in every sample; got none in sample "
+            f"{name}: expected at least one real point in every sample; got none in sample "
             f"{empty[0]}"
         )
+
+
+def is_visible(array: jax.Array | np.ndarray) -> bool:
+    """Whether this process can look at the values of an array: not under `jax.jit`, say."""
+    traced = isinstance(array, jax.core.Tracer)
+    return not traced and getattr(array, "is_fully_addressable", True)

@@ -3,14 +3,15 @@
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Key
 
 from parallel.contraction import contract
 from parallel.parameters import parameter
 
-# The reference draws linear weights from a normal distribution of this deviation, truncated at 100
-# deviations: the truncation never acts.
+# The reference draws the linear weights of FLARE and Transolver from a normal distribution of this
+# deviation, truncated at 100 deviations: the truncation never acts.
 _KERNEL_DEVIATION = 0.02
+INITIAL = ("normal", "uniform", "orthogonal")
 
 
 class Linear(nnx.Module):
@@ -29,10 +30,11 @@ class Linear(nnx.Module):
         in_axis: str | None = None,
         out_axis: str | None = None,
         use_bias: bool = True,
+        initial: str = "normal",
         dtype: jax.typing.DTypeLike = jnp.float32,
         param_dtype: jax.typing.DTypeLike = jnp.float32,
     ):
-        """Makes the weights: kernel normal with deviation 0.02, bias zero.
+        """Makes the weights.
 
         Args:
             in_features: width of the input.
@@ -41,13 +43,25 @@ class Linear(nnx.Module):
             in_axis: mesh axis over which the rows of the kernel are split.
             out_axis: mesh axis over which its columns, and the bias, are split.
             use_bias: whether there is a bias.
+            initial: how weights are drawn. `normal`: kernel of deviation 0.02, bias zero.
+                `uniform`: both within one over the square root of `in_features`, as PyTorch does.
+                `orthogonal`: such a bias, and a kernel of orthonormal rows or columns.
             dtype: type to compute in.
             param_dtype: type of the weights.
         """
-        kernel = jax.random.normal(rngs.params(), (in_features, out_features), param_dtype)
-        self.kernel = parameter(_KERNEL_DEVIATION * kernel, in_axis, out_axis)
+        if initial not in INITIAL:
+            raise ValueError(f"initial: expected one of {', '.join(INITIAL)}; got {initial!r}")
+        shape, bound = (in_features, out_features), in_features**-0.5
+        key, bias = rngs.params(), jnp.zeros(out_features, param_dtype)
+        if initial == "normal":
+            kernel = _KERNEL_DEVIATION * jax.random.normal(key, shape, param_dtype)
+        else:
+            draw = uniform if initial == "uniform" else _orthogonal
+            kernel = draw(key, shape, bound, param_dtype)
+            bias = uniform(rngs.params(), bias.shape, bound, param_dtype)
+        self.kernel = parameter(kernel, in_axis, out_axis)
         if use_bias:
-            self.bias = parameter(jnp.zeros(out_features, param_dtype), out_axis)
+            self.bias = parameter(bias, out_axis)
         self.use_bias = use_bias
         self.dtype = dtype
 
@@ -55,6 +69,17 @@ class Linear(nnx.Module):
         """Applies the layer in its `dtype`."""
         bias = self.bias[...] if self.use_bias else None
         return linear(x.astype(self.dtype), self.kernel[...], bias)
+
+
+def uniform(
+    key: Key[Array, ""], shape: tuple[int, ...], bound: float, dtype: jax.typing.DTypeLike
+) -> Float[Array, "..."]:
+    """Numbers within a bound, in which PyTorch draws linear and convolutional weights."""
+    return jax.random.uniform(key, shape, dtype, -bound, bound)
+
+
+def _orthogonal(key, shape, bound, dtype):
+    return jax.nn.initializers.orthogonal()(key, shape, dtype)
 
 
 def linear(

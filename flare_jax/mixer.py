@@ -15,13 +15,11 @@ from functools import partial
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from flare_jax.heads import HeadLinear, map_into, map_out, map_within
 from parallel import softmax
-from parallel.contraction import contract
-from parallel.softmax import accumulation_dtype
+from parallel.contraction import contract, product
 from parallel.streaming import Chunking, map_points, softmax_over_points
 
 
@@ -87,12 +85,7 @@ def spread_latents(
 ) -> Float[Array, "B n H D"]:
     """The decode step, on the heads of a chunk of points."""
     assignment = jax.nn.softmax(_scores(weights, heads, scale), axis=2)
-    y = jnp.einsum(
-        "bhsn,bhsd->bnhd",
-        assignment.astype(heads.dtype),
-        z.astype(heads.dtype),
-        preferred_element_type=accumulation_dtype(heads.dtype),
-    )
+    y = product("bhsn,bhsd->bnhd", assignment.astype(heads.dtype), z.astype(heads.dtype))
     return y.astype(heads.dtype)
 
 

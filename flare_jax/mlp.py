@@ -20,12 +20,13 @@ class MLP(nnx.Module):
         out_features: int,
         *,
         act: str,
+        initial: str = "normal",
         rngs: nnx.Rngs,
         dtype: jax.typing.DTypeLike = jnp.float32,
         param_dtype: jax.typing.DTypeLike = jnp.float32,
     ):
         """Makes the weights; arguments as `Linear` and `Activation` take them."""
-        types = dict(rngs=rngs, dtype=dtype, param_dtype=param_dtype)
+        types = dict(rngs=rngs, initial=initial, dtype=dtype, param_dtype=param_dtype)
         self.linear_in = Linear(in_features, hidden_features, out_axis=HEADS, **types)
         self.activation = Activation(act, param_dtype=param_dtype)
         self.linear_out = Linear(hidden_features, out_features, in_axis=HEADS, **types)

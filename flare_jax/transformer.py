@@ -177,7 +177,7 @@ class PointTransformer(nnx.Module):
         check_heads_divide(self.n_head)
         grid, padded = self.structured_shape, point_mask is not None
         layout = check_points("fx", fx, self.functional_dim, grid, padded=padded)
-        check_mask(point_mask, fx.shape[0], layout)
+        check_mask("point_mask", point_mask, fx.shape[0], layout)
         if self.unified_pos and embedding is not None:
             raise ValueError("embedding: expected none, since unified_pos=True makes it; got one")
         if not self.unified_pos:
@@ -219,7 +219,7 @@ class PointTransformer(nnx.Module):
         if time is not None:
             x = x + self.time_embedding(time.astype(_time_dtype(self.dtype)))[:, None]
 
-        x = self.stack(x, mask, key)
+        x = self.stack(x, mask, key=key)
         y = self.project_out(self.norm_out(x))
         if mask is not None:
             y = jnp.where(mask[..., None], y, 0)

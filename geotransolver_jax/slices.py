@@ -6,7 +6,6 @@ points by the same weights. Projections and weights exist for a chunk of points 
 and backward.
 """
 
-from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -14,7 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, UInt32
 
 from flare_jax.heads import HeadLinear, map_into, map_out
-from parallel.contraction import contract
+from parallel.contraction import contract, product
 from parallel.streaming import Chunking, Places, map_points, sum_over_points
 
 # Added to the sum of a slice's weights, as the reference does: an empty slice becomes zero.
@@ -118,9 +117,7 @@ def _pool(weights: SliceWeights, latents, chunk: Points, places: Places):
         value = _heads(weights, None, chunk.value, chunk.mask)
     if chunk.mask is not None:
         shares = jnp.where(chunk.mask[:, None, None], shares, 0)
-    sums = jnp.einsum(
-        "bhsn,bnhd->bhsd", shares.astype(value.dtype), value, preferred_element_type=shares.dtype
-    )
+    sums = product("bhsn,bnhd->bhsd", shares.astype(value.dtype), value)
     return sums, shares.sum(-1)
 
 
@@ -128,7 +125,6 @@ def _unpool(weights, latents, chunk: Points, places: Places):
     weights, output = weights
     x = _heads(weights, weights.point, chunk.x, chunk.mask)
     shares, tokens = _shares(weights, x, places), latents["tokens"].astype(x.dtype)
-    product = partial(jnp.einsum, preferred_element_type=shares.dtype)
     y = product("bhsn,bhsd->bnhd", shares.astype(x.dtype), tokens).astype(x.dtype)
     return map_out(output, y, chunk.mask)
 

@@ -6,7 +6,17 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from parallel import mesh as mesh_lib
 from parallel.softmax import accumulation_dtype
+
+
+def product(equation: str, left: Float[Array, "..."], right: Float[Array, "..."]) -> jax.Array:
+    """`einsum(equation, left, right)` of narrow operands, accumulated in float32 or wider."""
+    dtype = accumulation_dtype(left.dtype, right.dtype)
+    if mesh_lib.platform() == "cpu":
+        # A CPU multiplies in float32 anyway, and XLA's lacks some narrow products (JAX 0.10.2).
+        left, right = left.astype(dtype), right.astype(dtype)
+    return jnp.einsum(equation, left, right, preferred_element_type=dtype)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -24,12 +34,7 @@ def contract(equation: str, x: Float[Array, "..."], kernel: Float[Array, "..."])
     Returns:
         The product in float32 or wider.
     """
-    return _product(equation, x, kernel.astype(x.dtype))
-
-
-def _product(equation, left, right):
-    dtype = accumulation_dtype(left.dtype)
-    return jnp.einsum(equation, left, right, preferred_element_type=dtype)
+    return product(equation, x, kernel.astype(x.dtype))
 
 
 def _contract_forward(equation, x, kernel):
@@ -41,8 +46,8 @@ def _contract_backward(equation, residuals, d_y):
     operands, y = equation.split("->")
     of_x, of_kernel = operands.split(",")
     d_y = d_y.astype(x.dtype)
-    d_x = _product(f"{y},{of_kernel}->{of_x}", d_y, kernel.astype(x.dtype))
-    d_kernel = _product(f"{of_x},{y}->{of_kernel}", x, d_y)
+    d_x = product(f"{y},{of_kernel}->{of_x}", d_y, kernel.astype(x.dtype))
+    d_kernel = product(f"{of_x},{y}->{of_kernel}", x, d_y)
     return d_x.astype(x.dtype), d_kernel.astype(kernel.dtype)
 
 

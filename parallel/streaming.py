@@ -27,6 +27,7 @@ from jaxtyping import Array, Float
 
 from parallel import chunks, softmax
 from parallel import mesh as mesh_lib
+from parallel.contraction import product
 from parallel.mesh import DATA, POINTS
 from parallel.softmax import accumulation_dtype
 from parallel.walk import OVER, Chunking, Places, Walk, all_sum, floating_leaves
@@ -155,7 +156,6 @@ def _softmax_backward(function, chunking, residuals, gradients):
 
         def d_made(made):
             scores, values = made
-            product = partial(jnp.einsum, preferred_element_type=scores.dtype)
             shares = softmax.weights(scores, log_sum_exp)
             narrow = d_means.astype(values.dtype)
             d_values = product("bhsn,bhsd->bnhd", shares.astype(values.dtype), narrow)

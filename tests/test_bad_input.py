@@ -121,7 +121,10 @@ def unified() -> FLARE:
         (dict(fx=FX.tolist()), ["fx: expected an array of shape (B, N, 2); got list"]),
         (dict(fx=FX * 1j), ["fx: expected real numbers of shape (B, N, 2); got type complex"]),
         (dict(fx=FX.astype(object)), ["fx: expected real numbers", "got type object"]),
-        (dict(point_mask=[[True] * 16] * 2), ["point_mask: expected a bool array", "got list"]),
+        (
+            dict(point_mask=[[True] * 16] * 2),
+            ["point_mask: expected an array of bool (2, 16); got list"],
+        ),
         (dict(embedding=None), ["embedding: expected shape (B, N, 3)", "got None"]),
         (dict(embedding=FX), ["embedding: expected shape (B, N, 3); got (2, 16, 2)"]),
         (dict(embedding=EMBEDDING[0]), ["embedding: expected shape (B, N, 3); got (16, 3)"]),

@@ -1,0 +1,79 @@
+"""The transformer block of GeoTransolver: several clouds, one context."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Bool, Float, Key
+
+from flare_jax.block import layer_norm
+from flare_jax.mlp import MLP
+from geotransolver_jax.concrete_dropout import ConcreteDropout
+from geotransolver_jax.gale import GALE, GALEFA
+from parallel import mesh as mesh_lib
+from parallel.mesh import DATA, POINTS
+
+
+class GALEBlock(nnx.Module):
+    """Attention with context and perceptron, each behind a normalization and beside a residual.
+
+    Every stream goes through the same weights; streams meet in the context alone.
+    """
+
+    def __init__(
+        self,
+        attention: GALE | GALEFA,
+        dim: int,
+        *,
+        mlp_ratio: int,
+        act: str,
+        dropout: float = 0.0,
+        concrete_dropout: bool = False,
+        rngs: nnx.Rngs,
+        dtype: jax.typing.DTypeLike = jnp.float32,
+        param_dtype: jax.typing.DTypeLike = jnp.float32,
+    ):
+        """Makes the weights.
+
+        Args:
+            attention: the attention layer.
+            dim: width of the points.
+            mlp_ratio: hidden width of the perceptron, in units of `dim`.
+            act: activation of the perceptron.
+            dropout: initial rate of the concrete dropouts.
+            concrete_dropout: whether there are some, after both residuals.
+            rngs: random streams; `params` is used.
+            dtype: type to compute in.
+            param_dtype: type of the weights.
+        """
+        types = dict(rngs=rngs, dtype=dtype, param_dtype=param_dtype)
+        self.norm_attention = layer_norm(dim, **types)
+        self.attention = attention
+        self.norm_mlp = layer_norm(dim, **types)
+        self.mlp = MLP(dim, dim * mlp_ratio, dim, act=act, initial="uniform", **types)
+        drop = lambda: ConcreteDropout(dropout, param_dtype=param_dtype)  # noqa: E731
+        self.attention_dropout = drop() if concrete_dropout else None
+        self.mlp_dropout = drop() if concrete_dropout else None
+
+    def __call__(
+        self,
+        streams: tuple[Float[Array, "B N C"], ...],
+        point_masks: tuple[Bool[Array, "B N"] | None, ...],
+        context: Float[Array, "B H S_c D_c"] | None = None,
+        key: Key[Array, ""] | None = None,
+    ) -> tuple[Float[Array, "B N C"], ...]:
+        """Applies the block to every stream, each with random numbers of its own."""
+        keys = [None] * len(streams) if key is None else jax.random.split(key, len(streams))
+        return tuple(
+            self._apply(x, mask, context, key)
+            for x, mask, key in zip(streams, point_masks, keys, strict=True)
+        )
+
+    def _apply(self, x, point_mask, context, key):
+        keys = [None] * 3 if key is None else jax.random.split(key, 3)
+        x = x + self.attention(self.norm_attention(x), point_mask, context, keys[0])
+        if self.attention_dropout is not None:
+            x = self.attention_dropout(x, keys[1])
+        x = x + self.mlp(self.norm_mlp(x))
+        if self.mlp_dropout is not None:
+            x = self.mlp_dropout(x, keys[2])
+        return mesh_lib.constrain(x, DATA, POINTS, None)

@@ -1,0 +1,285 @@
+"""GALE: attention of points among themselves and to a context (GeoTransolver, arXiv 2512.20399).
+
+Both layers mix what a point makes of the other points with what it makes of the context: latents of
+the geometry and of global quantities, which every shard of the points has. GALE does so for the
+slices of physics attention, GALE_FA for the points themselves beside FLARE attention.
+"""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Bool, Float, Key
+
+from flare_jax import heads as heads_lib
+from flare_jax.attention import FLAREAttention
+from flare_jax.heads import HeadLinear
+from flare_jax.linear import Linear
+from flare_jax.mixer import gather_latents, spread_latents
+from geotransolver_jax.attention import PhysicsAttention, attend_latents
+from geotransolver_jax.concrete_dropout import ConcreteDropout
+from parallel.contraction import product
+from parallel.parameters import parameter
+from parallel.random import points_dropout
+from parallel.softmax import accumulation_dtype
+from parallel.streaming import Chunking, map_points
+
+STATE_MIXING_MODES = ("weighted", "concat_project")
+
+
+class ContextAttention(nnx.Module):
+    """Cross-attention to the context, and its mixture with self-attention."""
+
+    def __init__(
+        self,
+        width: int,
+        context_dim: int,
+        state_mixing_mode: str,
+        *,
+        rngs: nnx.Rngs,
+        dtype: jax.typing.DTypeLike = jnp.float32,
+        param_dtype: jax.typing.DTypeLike = jnp.float32,
+    ):
+        """Makes the weights.
+
+        Args:
+            width: width of a head.
+            context_dim: width of the context's latents.
+            state_mixing_mode: `weighted`, a learned weighted mean of both; or `concat_project`, a
+                linear layer with GELU on both side by side.
+            rngs: random streams; `params` is used.
+            dtype: type to compute in.
+            param_dtype: type of the weights.
+
+        Raises:
+            ValueError: `state_mixing_mode` is unknown.
+        """
+        if state_mixing_mode not in STATE_MIXING_MODES:
+            raise ValueError(
+                f"state_mixing_mode: expected one of {', '.join(STATE_MIXING_MODES)}; "
+                f"got {state_mixing_mode!r}"
+            )
+        types = dict(rngs=rngs, initial="uniform", dtype=dtype, param_dtype=param_dtype)
+        self.query = Linear(width, width, **types)
+        self.key = Linear(context_dim, width, **types)
+        self.value = Linear(context_dim, width, **types)
+        self.weighted = state_mixing_mode == "weighted"
+        if self.weighted:
+            self.mixing = parameter(jnp.zeros((), param_dtype))
+        else:
+            self.mixing = Linear(2 * width, width, **types)
+
+    def keys_and_values(
+        self, context: Float[Array, "B H S_c D_c"]
+    ) -> tuple[Float[Array, "B H S_c D"], Float[Array, "B H S_c D"]]:
+        """What of the context is attended to."""
+        return self.key(context), self.value(context)
+
+    def attend(
+        self,
+        own: Float[Array, "B H S D"],
+        tokens: Float[Array, "B H S D"],
+        context: Float[Array, "B H S_c D_c"],
+    ) -> Float[Array, "B H S D"]:
+        """Latents that attend to the context, mixed with their `own` self-attention."""
+        cross = attend_latents(self.query(tokens), *self.keys_and_values(context))
+        if self.weighted:
+            return weighted_mean(self.mixing[...], own, cross)
+        both = jnp.concatenate([own, cross], axis=-1)
+        return jax.nn.gelu(self.mixing(both), approximate=False)
+
+    def by_heads(self, heads: int) -> tuple[HeadLinear, HeadLinear | jax.Array]:
+        """The weights that a chunk of points needs: of the query, and of the mixture."""
+        if self.weighted:
+            mixing = jnp.broadcast_to(self.mixing[...], (heads,))
+        else:
+            mixing = heads_lib.within(self.mixing, heads)
+        return heads_lib.within(self.query, heads), mixing
+
+
+def weighted_mean(mixing, own, cross):
+    """`own` by the sigmoid of `mixing`, and `cross` by the rest."""
+    share = jax.nn.sigmoid(mixing.astype(accumulation_dtype(own.dtype)))
+    return (share * own + (1 - share) * cross).astype(own.dtype)
+
+
+class GALE(PhysicsAttention):
+    """Physics attention whose slices also attend to a context (arXiv 2512.20399)."""
+
+    def __init__(
+        self,
+        dim: int,
+        heads: int,
+        slices: int,
+        *,
+        context_dim: int = 0,
+        state_mixing_mode: str = "weighted",
+        dropout: float = 0.0,
+        concrete_dropout: bool = False,
+        plus: bool = False,
+        structured_shape: tuple[int, ...] | None = None,
+        rngs: nnx.Rngs,
+        dtype: jax.typing.DTypeLike = jnp.float32,
+        param_dtype: jax.typing.DTypeLike = jnp.float32,
+    ):
+        """Makes the weights.
+
+        Args:
+            dim: width of the points. A head has the width `dim // heads`; as in the reference, the
+                heads together may be narrower than the points.
+            heads: number of attention heads.
+            slices: number of slices of each head.
+            context_dim: width of the context's latents; 0 for no context.
+            state_mixing_mode: see `ContextAttention`.
+            dropout: dropout rate of the output.
+            concrete_dropout: learn that rate, on clouds; as in the reference not on grids.
+            plus: whether points have a temperature of their own, see `PhysicsAttention`.
+            structured_shape: shape of a grid, whose points are projected by convolutions.
+            rngs: random streams; `params` is used.
+            dtype: type to compute in.
+            param_dtype: type of the weights.
+        """
+        types = dict(rngs=rngs, dtype=dtype, param_dtype=param_dtype)
+        super().__init__(
+            dim,
+            heads,
+            slices,
+            width=dim // heads,
+            dropout=dropout,
+            plus=plus,
+            structured_shape=structured_shape,
+            initial="uniform",
+            initial_slices="orthogonal",
+            **types,
+        )
+        self.cross = (
+            ContextAttention(dim // heads, context_dim, state_mixing_mode, **types)
+            if context_dim
+            else None
+        )
+        concrete = concrete_dropout and structured_shape is None
+        self.concrete = ConcreteDropout(dropout, param_dtype=param_dtype) if concrete else None
+
+    def __call__(
+        self,
+        x: Float[Array, "B N C"],
+        point_mask: Bool[Array, "B N"] | None = None,
+        context: Float[Array, "B H S_c D_c"] | None = None,
+        key: Key[Array, ""] | None = None,
+    ) -> Float[Array, "B N C"]:
+        """Mixes the points of each sample, and the context in.
+
+        Args:
+            x: points; on a mesh N divides by the `points` axis.
+            point_mask: True where a point is real.
+            context: latents of the context; without it points attend to each other only.
+            key: randomness of noise and dropout; without it there is none.
+
+        Returns:
+            The mixed points.
+        """
+        noise_key, dropout_key = (None, None) if key is None else jax.random.split(key)
+
+        def attend(tokens):
+            own = self.attend(tokens)
+            return own if context is None else self.cross.attend(own, tokens, context)
+
+        y = self.through_slices(x, point_mask, noise_key, attend)
+        return output_dropout(self, y, dropout_key)
+
+
+class GALEFA(FLAREAttention):
+    """GALE_FA: FLARE attention, and attention of every point to a context (arXiv 2512.20399)."""
+
+    def __init__(
+        self,
+        dim: int,
+        heads: int,
+        latents: int,
+        *,
+        context_dim: int = 0,
+        state_mixing_mode: str = "weighted",
+        dropout: float = 0.0,
+        concrete_dropout: bool = False,
+        rngs: nnx.Rngs,
+        dtype: jax.typing.DTypeLike = jnp.float32,
+        param_dtype: jax.typing.DTypeLike = jnp.float32,
+    ):
+        """Makes the weights.
+
+        Args:
+            dim: width of the points; a head has the width `dim // heads`.
+            heads: number of attention heads.
+            latents: number of latent queries of each head.
+            context_dim: width of the context's latents; 0 for no context.
+            state_mixing_mode: see `ContextAttention`.
+            dropout: dropout rate of the output.
+            concrete_dropout: learn that rate.
+            rngs: random streams; `params` is used.
+            dtype: type to compute in.
+            param_dtype: type of the weights.
+        """
+        types = dict(rngs=rngs, dtype=dtype, param_dtype=param_dtype)
+        super().__init__(
+            dim, heads, latents, width=dim // heads, dropout=dropout, initial="uniform", **types
+        )
+        self.cross = (
+            ContextAttention(dim // heads, context_dim, state_mixing_mode, **types)
+            if context_dim
+            else None
+        )
+        self.concrete = (
+            ConcreteDropout(dropout, param_dtype=param_dtype) if concrete_dropout else None
+        )
+
+    def __call__(
+        self,
+        x: Float[Array, "B N C"],
+        point_mask: Bool[Array, "B N"] | None = None,
+        context: Float[Array, "B H S_c D_c"] | None = None,
+        key: Key[Array, ""] | None = None,
+    ) -> Float[Array, "B N C"]:
+        """Mixes the points of each sample, and the context in; arguments as of `GALE`."""
+        if context is None:
+            return output_dropout(self, super().__call__(x, point_mask), key)
+        weights = self.latent_weights()
+        chunking = Chunking(*weights.queries.shape[:2])
+        x = x.astype(self.dtype)
+        z, points = gather_latents(x, weights, point_mask, chunking, scale=self.scale)
+        latents = dict(zip(("key", "value"), self.cross.keys_and_values(context), strict=True))
+        weights = (
+            weights._replace(value=None),
+            heads_lib.out_of(self.project_out, self.heads),
+            *self.cross.by_heads(self.heads),
+        )
+        spread = partial(_spread, self.scale)
+        y = map_points(spread, chunking, weights, {"z": z} | latents, points)
+        return output_dropout(self, y, key)
+
+
+def _spread(scale: float, weights, latents, chunk, places):
+    """A chunk of points from the latents and from the context."""
+    weights, output, query, mixing = weights
+    heads = heads_lib.map_into(weights.point, chunk["x"], chunk.get("mask"))
+    own = spread_latents(weights, latents["z"], heads, scale)
+
+    scores = product("bnhd,bhsd->bnhs", heads_lib.map_within(query, heads), latents["key"])
+    shares = jax.nn.softmax(scale * scores, axis=-1).astype(heads.dtype)
+    cross = product("bnhs,bhsd->bnhd", shares, latents["value"]).astype(heads.dtype)
+
+    if isinstance(mixing, HeadLinear):
+        both = jnp.concatenate([own, cross], axis=-1)
+        mixed = jax.nn.gelu(heads_lib.map_within(mixing, both), approximate=False)
+    else:
+        mixed = weighted_mean(mixing[:, None], own, cross)
+    return heads_lib.map_out(output, mixed, chunk.get("mask"))
+
+
+def output_dropout(
+    layer: GALE | GALEFA, y: Float[Array, "B N C"], key: Key[Array, ""] | None
+) -> Float[Array, "B N C"]:
+    """Dropout of a layer's output, of a learned rate where it has one."""
+    if layer.concrete is not None:
+        return layer.concrete(y, key)
+    return points_dropout(y, layer.dropout, key)

@@ -1,0 +1,121 @@
+"""Features of what lies around a point, at several radii (GeoTransolver, arXiv 2512.20399)."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Bool, Float
+
+from flare_jax.linear import Linear
+from parallel.neighbor_features import project_neighbors
+from parallel.neighbors import Neighbors, radius_search, within
+
+
+class Neighborhoods(NamedTuple):
+    """Neighbours of one stream, at the largest of the model's radii.
+
+    Attributes:
+        of_points: points of the geometry around each point of the stream, `(B, N, K)`.
+        of_geometry: points of the stream around each point of the geometry, `(B, M, K)`.
+    """
+
+    of_points: Neighbors
+    of_geometry: Neighbors
+
+
+class NeighborFeatures(nnx.Module):
+    """A perceptron on the coordinates of the neighbours within one radius."""
+
+    def __init__(
+        self,
+        dim: int,
+        radius: float,
+        count: int,
+        features: int,
+        *,
+        rngs: nnx.Rngs,
+        dtype: jax.typing.DTypeLike = jnp.float32,
+        param_dtype: jax.typing.DTypeLike = jnp.float32,
+    ):
+        """Makes the weights.
+
+        Args:
+            dim: number of coordinates.
+            radius: largest distance of a neighbour.
+            count: number of neighbours that are looked at, the nearest.
+            features: width of the output.
+            rngs: random streams; `params` is used.
+            dtype: type to compute in.
+            param_dtype: type of the weights.
+        """
+        types = dict(rngs=rngs, initial="uniform", dtype=dtype, param_dtype=param_dtype)
+        self.linear_in = Linear(count * dim, features, **types)
+        self.linear_mid = Linear(features, features // 2, **types)
+        self.linear_out = Linear(features // 2, features, **types)
+        self.radius = radius
+        self.count = count
+        self.dtype = dtype
+
+    def __call__(
+        self, coordinates: Float[Array, "B M D"], neighbors: Neighbors
+    ) -> Float[Array, "B Q F"]:
+        """Features of the queries, in (-1, 1).
+
+        Args:
+            coordinates: the points that were searched.
+            neighbors: what was found, within at least this layer's radius and count.
+        """
+        indices = within(neighbors, self.radius, self.count).indices
+        kernel = self.linear_in.kernel[...]
+        kernel = kernel.reshape(self.count, -1, kernel.shape[-1])
+        x = project_neighbors(coordinates.astype(self.dtype), indices, kernel)
+        x = (x + self.linear_in.bias[...].astype(x.dtype)).astype(self.dtype)
+        x = self.linear_mid(jax.nn.gelu(x, approximate=False))
+        return jnp.tanh(self.linear_out(jax.nn.gelu(x, approximate=False)))
+
+
+class MultiScaleFeatures(nnx.Module):
+    """Neighbour features at several radii, from one search."""
+
+    def __init__(
+        self,
+        dim: int,
+        radii: Sequence[float],
+        counts: Sequence[int],
+        features: int,
+        *,
+        rngs: nnx.Rngs,
+        dtype: jax.typing.DTypeLike = jnp.float32,
+        param_dtype: jax.typing.DTypeLike = jnp.float32,
+    ):
+        """Makes the weights; arguments as of `NeighborFeatures`, one radius and count a scale."""
+        types = dict(rngs=rngs, dtype=dtype, param_dtype=param_dtype)
+        self.scales = nnx.List(
+            [
+                NeighborFeatures(dim, radius, count, features, **types)
+                for radius, count in zip(radii, counts, strict=True)
+            ]
+        )
+
+    def search(
+        self,
+        positions: Float[Array, "B N D"],
+        geometry: Float[Array, "B M D"],
+        point_mask: Bool[Array, "B N"] | None,
+        geometry_mask: Bool[Array, "B M"] | None,
+    ) -> Neighborhoods:
+        """The neighbours at the largest radius and count, which serve every scale."""
+        radius = max(scale.radius for scale in self.scales)
+        count = max(scale.count for scale in self.scales)
+        return Neighborhoods(
+            radius_search(positions, geometry, radius, count, geometry_mask),
+            radius_search(geometry, positions, radius, count, point_mask),
+        )
+
+    def __call__(
+        self, coordinates: Float[Array, "B M D"], neighbors: Neighbors
+    ) -> list[Float[Array, "B Q F"]]:
+        """Features of the queries at each scale; arguments as of `NeighborFeatures`."""
+        return [scale(coordinates, neighbors) for scale in self.scales]
