@@ -17,9 +17,9 @@ from flax import nnx
 from benchmarks.collectives import collectives
 from benchmarks.topologies import target_mesh
 from experiments.cli import one_line_errors
-from experiments.config import OptimizerConfig
 from experiments.data import Batch, Statistics
 from experiments.optimizer import make_optimizer
+from experiments.schema import OptimizerConfig
 from experiments.training import abstract_state, make_step
 from flare_jax import FLARE
 from parallel import mesh as mesh_lib

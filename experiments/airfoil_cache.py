@@ -39,7 +39,7 @@ from experiments.airfoil_shapes import (
     sample_naca,
 )
 from experiments.array_cache import read_arrays, require_folder, write_arrays
-from experiments.config import AIRFOIL_SHAPES
+from experiments.schema import AIRFOIL_SHAPES
 from experiments.splits import require_integer, split_slices
 
 _CACHE_FORMAT = 1

@@ -1,217 +1,31 @@
-"""The typed configuration of an experiment: its schema, its values, and its file in a run's folder.
+"""The configuration of an experiment: composed, checked, and kept in its run's folder.
 
 The YAML files under `configs/` are checked against these classes when Hydra composes them.
 """
 
-import math
 import sys
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 from hydra.core.config_store import ConfigStore
-from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from experiments.cli import swept
 from experiments.config_errors import explain, flat, key_names, one_line
 from experiments.files import write_atomically
+from experiments.schema import (
+    DATA,
+    MODELS,
+    ExperimentConfig,
+    MeshConfig,
+    OptimizerConfig,
+    check_values,
+)
 
 CONFIG_DIR = Path(__file__).resolve().parent.parent / "configs"
 CONFIG_FILE = "config.yaml"
-
-
-@dataclass
-class ModelConfig:
-    """What every model has.
-
-    Attributes:
-        name: which model.
-        dtype: type to compute in, `float32` or `bfloat16`.
-        param_dtype: type of the weights.
-        remat: what is computed again for the gradient: `none` or `block`.
-    """
-
-    name: str = MISSING
-    dtype: str = "float32"
-    param_dtype: str = "float32"
-    remat: str = "none"
-
-
-@dataclass
-class FlareConfig(ModelConfig):
-    """Arguments of `flare_jax.FLARE`; widths of inputs and outputs follow from the data.
-
-    Attributes:
-        structured: tell the model the shape of the grid, where the data has one.
-    """
-
-    name: str = "flare"
-    n_layers: int = 4
-    n_hidden: int = 256
-    dropout: float = 0.0
-    n_head: int = 8
-    act: str = "gelu"
-    mlp_ratio: int = 4
-    slice_num: int = 32
-    unified_pos: bool = False
-    ref: int = 8
-    scale: float = 1.0
-    chunk_size: int | None = None
-    structured: bool = False
-
-
-@dataclass
-class DataConfig:
-    """What every data set has.
-
-    Attributes:
-        name: which data set.
-        train: number of training samples.
-        validation: number of validation samples.
-        test: number of test samples.
-    """
-
-    name: str = MISSING
-    train: int = 1000
-    validation: int = 100
-    test: int = 200
-
-
-@dataclass
-class DarcyConfig(DataConfig):
-    """Darcy flow through a two-valued permeability on the unit square.
-
-    Attributes:
-        resolution: grid points along each axis.
-        seed: seed of the samples.
-        cache_dir: where made samples are kept.
-        mat_train: public training file (`..._smooth1.mat`) to read instead of making samples.
-        mat_test: public test file (`..._smooth2.mat`).
-    """
-
-    name: str = "darcy"
-    resolution: int = 32
-    seed: int = 0
-    cache_dir: str = ".cache/flare_jax"
-    mat_train: str | None = None
-    mat_test: str | None = None
-
-
-@dataclass
-class AirfoilConfig(DataConfig):
-    """Inviscid flow around airfoils; the shapes of a split are in no other.
-
-    Attributes:
-        shapes: `naca`, random members of the four-digit family, or `uiuc`, coordinate files.
-        uiuc_dir: folder of coordinate files to read instead of those of the extra `airfoils`.
-        points: points of a sample, those on the surface included.
-        max_points: `null`, or each sample has a random number from `points` to this.
-        surface_points: points on the surface, one a panel of the solver; even.
-        angles: angles of attack of one shape, each a sample.
-        min_angle: least angle of attack in degrees.
-        max_angle: greatest angle of attack in degrees.
-        seed: seed of the samples.
-        cache_dir: where made samples are kept.
-    """
-
-    name: str = "airfoil"
-    shapes: str = "naca"
-    uiuc_dir: str | None = None
-    points: int = 2000
-    max_points: int | None = None
-    surface_points: int = 256
-    angles: int = 5
-    min_angle: float = -5.0
-    max_angle: float = 15.0
-    seed: int = 0
-    cache_dir: str = ".cache/flare_jax"
-
-
-@dataclass
-class MeshConfig:
-    """Sizes of the device mesh's axes, see `parallel.make_mesh`; one may be -1.
-
-    Attributes:
-        cpu_devices: on a CPU, how many virtual devices to split it into.
-    """
-
-    data: int = 1
-    points: int = -1
-    heads: int = 1
-    cpu_devices: int | None = None
-
-
-@dataclass
-class OptimizerConfig:
-    """Optimizer and schedule.
-
-    Attributes:
-        name: `adamw`, or `muon` (Muon for the matrices, AdamW for the rest).
-        learning_rate: peak learning rate.
-        adam_learning_rate: peak learning rate of the rest under `muon`.
-        weight_decay: decoupled weight decay of kernels.
-        beta1: decay of the first moment.
-        beta2: decay of the second moment.
-        clip_norm: largest global norm of a gradient; `null` for no clipping.
-        schedule: `one_cycle`, `cosine` (with warm-up) or `constant`.
-        warmup: part of the steps in which the rate rises.
-        final_fraction: last learning rate, in units of the peak.
-        accumulate: batches whose gradients are averaged for one step.
-        ema_decay: decay of the moving average of the weights that is evaluated; `null` for none.
-    """
-
-    name: str = "adamw"
-    learning_rate: float = 1e-3
-    adam_learning_rate: float = 1e-3
-    weight_decay: float = 1e-5
-    beta1: float = 0.9
-    beta2: float = 0.999
-    clip_norm: float | None = 1.0
-    schedule: str = "one_cycle"
-    warmup: float = 0.2
-    final_fraction: float = 1e-3
-    accumulate: int = 1
-    ema_decay: float | None = None
-
-
-@dataclass
-class TrainConfig:
-    """The training loop.
-
-    Attributes:
-        steps: optimizer steps.
-        batch_size: samples of a batch, over all devices.
-        seed: seed of weights, shuffling and dropout.
-        checkpoint_every: steps between checkpoints, each with a pass over the validation split.
-        keep: latest checkpoints kept, beside the best one.
-        log_every: steps between rows of the logs.
-        loader_threads: threads that prepare batches.
-    """
-
-    steps: int = 1000
-    batch_size: int = 4
-    seed: int = 0
-    checkpoint_every: int = 250
-    keep: int = 2
-    log_every: int = 20
-    loader_threads: int = 1
-
-
-@dataclass
-class ExperimentConfig:
-    """A whole experiment."""
-
-    model: ModelConfig = MISSING
-    data: DataConfig = MISSING
-    mesh: MeshConfig = field(default_factory=MeshConfig)
-    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
-    train: TrainConfig = field(default_factory=TrainConfig)
-
-
-MODELS: dict[str, type[ModelConfig]] = {"flare": FlareConfig}
-DATA: dict[str, type[DataConfig]] = {"darcy": DarcyConfig, "airfoil": AirfoilConfig}
 
 
 def register_schemas() -> None:
@@ -243,7 +57,7 @@ def typed(config: DictConfig) -> ExperimentConfig:
         merged = OmegaConf.to_object(OmegaConf.merge(experiment, plain))
     except OmegaConfBaseException as error:
         raise ValueError(explain(error, key_names(OmegaConf.to_container(experiment)))) from error
-    _check_values(merged)
+    check_values(merged)
     return merged
 
 
@@ -254,65 +68,6 @@ def _kind(group: str, values: Any, kinds: dict[str, type]) -> str:
     if name not in list(kinds):
         raise ValueError(f"{group}.name: expected one of {', '.join(kinds)}; got {name!r}")
     return name
-
-
-OPTIMIZERS = ("adamw", "muon")
-SCHEDULES = ("one_cycle", "cosine", "constant")
-AIRFOIL_SHAPES = ("naca", "uiuc")
-_ABOVE_ZERO = (math.nextafter(0, 1), sys.float_info.max, "a positive number")
-_NOT_NEGATIVE = (0, sys.float_info.max, "a number of at least 0")
-_FRACTION = (0, math.nextafter(1, 0), "a number in [0, 1)")
-_ATTACK = (math.nextafter(-90, 0), math.nextafter(90, 0), "an angle within 90 degrees of 0")
-# JAX would take a larger seed and drop its upper bits.
-_SEED = (0, 2**32 - 1, "an integer in [0, 2**32)")
-_RANGES = {
-    "data.train": _ABOVE_ZERO,
-    "data.validation": _ABOVE_ZERO,
-    "data.test": _ABOVE_ZERO,
-    "data.points": _ABOVE_ZERO,
-    "data.max_points": _ABOVE_ZERO,
-    "data.surface_points": (32, sys.float_info.max, "a number of at least 32"),
-    "data.angles": _ABOVE_ZERO,
-    "data.min_angle": _ATTACK,
-    "data.max_angle": _ATTACK,
-    "optimizer.learning_rate": _ABOVE_ZERO,
-    "optimizer.adam_learning_rate": _ABOVE_ZERO,
-    "optimizer.weight_decay": _NOT_NEGATIVE,
-    "optimizer.beta1": _FRACTION,
-    "optimizer.beta2": _FRACTION,
-    "optimizer.clip_norm": _ABOVE_ZERO,
-    "optimizer.warmup": _FRACTION,
-    "optimizer.final_fraction": _FRACTION,
-    "optimizer.accumulate": _ABOVE_ZERO,
-    "optimizer.ema_decay": _FRACTION,
-    "train.steps": _ABOVE_ZERO,
-    "train.batch_size": _ABOVE_ZERO,
-    "train.seed": _SEED,
-    "train.checkpoint_every": _ABOVE_ZERO,
-    "train.keep": _ABOVE_ZERO,
-    "train.log_every": _ABOVE_ZERO,
-    "train.loader_threads": _NOT_NEGATIVE,
-}
-
-
-def _check_values(config: ExperimentConfig) -> None:
-    def check(name: str, value: Any, allowed) -> None:
-        if value not in allowed:
-            raise ValueError(f"{name}: expected one of {', '.join(allowed)}; got {value!r}")
-
-    for name in ("dtype", "param_dtype"):
-        check(f"model.{name}", getattr(config.model, name), ("float32", "bfloat16"))
-    if isinstance(config.data, AirfoilConfig):
-        check("data.shapes", config.data.shapes, AIRFOIL_SHAPES)
-    check("optimizer.name", config.optimizer.name, OPTIMIZERS)
-    check("optimizer.schedule", config.optimizer.schedule, SCHEDULES)
-    for name, value in flat(asdict(config)).items():
-        if name not in _RANGES or value is None:
-            continue
-        low, high, words = _RANGES[name]
-        # Written so that a NaN is out of range.
-        if not low <= value <= high:
-            raise ValueError(f"{name}: expected {words}; got {value}")
 
 
 def save(config: ExperimentConfig, folder: Path) -> None:

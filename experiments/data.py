@@ -1,51 +1,97 @@
-"""Data sets as arrays of points, their statistics, and batches of them on the device mesh."""
+"""Data sets: their splits, the statistics of a split, and the data set that a config names."""
 
-import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-import grain
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-import parallel
-from experiments.config import DarcyConfig, DataConfig
+from experiments.airfoil import AirfoilArrays, surface_lift
+from experiments.airfoil_cache import AirfoilSettings, load_airfoil
 from experiments.darcy_cache import load_darcy
 from experiments.darcy_files import load_darcy_mat
+from experiments.schema import AirfoilConfig, DarcyConfig, DataConfig
 
 
 class Batch(NamedTuple):
-    """A batch on the device mesh, or on the host before it is placed (then without a mask).
+    """A batch on the device mesh, or on the host before it is placed.
+
+    On the host there are no masks, and arrays of points may be lists with one array a sample.
 
     Attributes:
-        fx: input values.
-        embedding: positions.
+        fx: input values at the points, or `None`.
+        embedding: positions of the points.
         target: fields to predict, in physical units.
         point_mask: True where a point is real.
+        geometry: points of the geometry, or `None`.
+        geometry_mask: True where one of these is real, or `None`.
+        global_embedding: tokens of global quantities, or `None`.
     """
 
-    fx: Float[Array, "B N C_in"]
+    fx: Float[Array, "B N C_in"] | None
     embedding: Float[Array, "B N C_emb"]
     target: Float[Array, "B N C_out"]
     point_mask: Bool[Array, "B N"] | None = None
+    geometry: Float[Array, "B M C_geo"] | None = None
+    geometry_mask: Bool[Array, "B M"] | None = None
+    global_embedding: Float[Array, "B G C_g"] | None = None
 
 
 class Statistics(NamedTuple):
-    """Mean and standard deviation of each channel, over the training split."""
+    """Mean and standard deviation of each channel, over the training split; `None` without it."""
 
-    fx_mean: Float[Array, " C_in"]
-    fx_deviation: Float[Array, " C_in"]
+    fx_mean: Float[Array, " C_in"] | None
+    fx_deviation: Float[Array, " C_in"] | None
     embedding_mean: Float[Array, " C_emb"]
     embedding_deviation: Float[Array, " C_emb"]
     target_mean: Float[Array, " C_out"]
     target_deviation: Float[Array, " C_out"]
+    geometry_mean: Float[Array, " C_geo"] | None = None
+    geometry_deviation: Float[Array, " C_geo"] | None = None
+    global_embedding_mean: Float[Array, " C_g"] | None = None
+    global_embedding_deviation: Float[Array, " C_g"] | None = None
+
+
+class Split(Protocol):
+    """Samples of a data set, on the host.
+
+    Attributes:
+        fx: input values of all samples, `(..., C_in)`, or `None`; so are the following.
+        embedding: positions.
+        target: fields in physical units.
+        geometry: points of the geometry, or `None`.
+        global_embedding: global tokens, or `None`.
+        length: points of the longest sample; batches are padded to it.
+        has_quantities: whether `quantities` has any.
+    """
+
+    fx: np.ndarray | None
+    embedding: np.ndarray
+    target: np.ndarray
+    geometry: np.ndarray | None
+    global_embedding: np.ndarray | None
+    length: int
+    has_quantities: bool
+
+    def __len__(self) -> int:
+        """Number of samples."""
+
+    def take(self, indices: np.ndarray) -> Batch:
+        """The samples of these indices, on the host."""
+
+    def num_points(self, index: int) -> int:
+        """Points of a sample."""
+
+    def quantities(
+        self, index: int, fields: Float[np.ndarray, "N C_out"]
+    ) -> dict[str, tuple[float, float]]:
+        """Integrated quantities of a sample from predicted fields, each with its true value."""
 
 
 @dataclass(frozen=True)
-class Split:
-    """Samples on the same points.
+class GridSplit:
+    """Samples on the same points; see `Split`.
 
     Attributes:
         fx: input values `(n, N, C_in)`.
@@ -56,30 +102,125 @@ class Split:
     fx: Float[np.ndarray, "n N C_in"]
     embedding: Float[np.ndarray, "N C_emb"]
     target: Float[np.ndarray, "n N C_out"]
+    geometry: None = None
+    global_embedding: None = None
+    has_quantities: bool = False
 
     def __len__(self) -> int:
         """Number of samples."""
         return len(self.fx)
+
+    @property
+    def length(self) -> int:
+        """Points of a sample."""
+        return len(self.embedding)
 
     def take(self, indices: np.ndarray) -> Batch:
         """The samples of these indices, on the host."""
         embedding = np.broadcast_to(self.embedding, (len(indices), *self.embedding.shape))
         return Batch(self.fx[indices], embedding, self.target[indices])
 
+    def num_points(self, index: int) -> int:
+        """Points of a sample."""
+        return self.length
+
+    def quantities(self, index: int, fields: np.ndarray) -> dict[str, tuple[float, float]]:
+        """None."""
+        return {}
+
+
+@dataclass(frozen=True)
+class AirfoilSplit:
+    """Airfoils, each on points of its own; see `Split`.
+
+    Attributes:
+        arrays: the samples.
+    """
+
+    arrays: AirfoilArrays
+    fx: None = None
+    has_quantities: bool = True
+
+    @property
+    def embedding(self) -> np.ndarray:
+        """Positions of the points of all samples."""
+        return self.arrays.positions
+
+    @property
+    def target(self) -> np.ndarray:
+        """Fields at these points."""
+        return self.arrays.fields
+
+    @property
+    def geometry(self) -> np.ndarray:
+        """Surface points and normals."""
+        return self.arrays.geometry
+
+    @property
+    def global_embedding(self) -> np.ndarray:
+        """Directions of the free stream."""
+        return self.arrays.global_embedding
+
+    def __len__(self) -> int:
+        """Number of samples."""
+        return len(self.arrays)
+
+    @property
+    def length(self) -> int:
+        """Points of the longest sample."""
+        return int(np.diff(self.arrays.offsets).max())
+
+    def take(self, indices: np.ndarray) -> Batch:
+        """The samples of these indices, on the host."""
+        rows = [self.arrays.rows(int(index)) for index in indices]
+        return Batch(
+            None,
+            [self.arrays.positions[row] for row in rows],
+            [self.arrays.fields[row] for row in rows],
+            geometry=self.arrays.geometry[indices],
+            global_embedding=self.arrays.global_embedding[indices],
+        )
+
+    def num_points(self, index: int) -> int:
+        """Points of a sample."""
+        rows = self.arrays.rows(index)
+        return rows.stop - rows.start
+
+    def quantities(self, index: int, fields: np.ndarray) -> dict[str, tuple[float, float]]:
+        """The lift coefficient, integrated from the surface pressure."""
+        lengths = self.arrays.panel_lengths[index]
+        lift = surface_lift(
+            fields[: len(lengths), 2],
+            self.arrays.geometry[index],
+            lengths,
+            float(self.arrays.angle_of_attack[index]),
+        )
+        return {"lift_coefficient": (lift, float(self.arrays.lift_coefficient[index]))}
+
 
 @dataclass(frozen=True)
 class Dataset:
-    """Training, validation and test splits, and the shape of their grid if they have one."""
+    """A data set.
+
+    Attributes:
+        splits: training, validation and test split.
+        structured_shape: shape of the grid of all samples, if they have one.
+        fields: names of the predicted fields.
+    """
 
     splits: dict[str, Split]
     structured_shape: tuple[int, ...] | None
+    fields: tuple[str, ...]
 
     def statistics(self) -> Statistics:
         """Statistics of the training split, accumulated in float64."""
         train = self.splits["train"]
         moments = []
-        for name in ("fx", "embedding", "target"):
+        for name in ("fx", "embedding", "target", "geometry", "global_embedding"):
             values = getattr(train, name)
+            if values is None:
+                moments += [None, None]
+                continue
             axes = tuple(range(values.ndim - 1))
             mean = values.mean(axes, dtype=np.float64)
             deviation = values.std(axes, dtype=np.float64)
@@ -98,11 +239,17 @@ def load_dataset(config: DataConfig) -> Dataset:
     """
     if isinstance(config, DarcyConfig):
         return _load_darcy(config)
+    if isinstance(config, AirfoilConfig):
+        return _load_airfoil(config)
     raise ValueError(f"data.name: no loader for {config.name!r}")
 
 
+def _sizes(config: DataConfig) -> dict[str, int]:
+    return {"train": config.train, "validation": config.validation, "test": config.test}
+
+
 def _load_darcy(config: DarcyConfig) -> Dataset:
-    sizes = {"train": config.train, "validation": config.validation, "test": config.test}
+    sizes = _sizes(config)
     if (config.mat_train is None) != (config.mat_test is None):
         raise ValueError("data: expected both or none of mat_train and mat_test; got one")
     if config.mat_train is not None:
@@ -113,112 +260,20 @@ def _load_darcy(config: DarcyConfig) -> Dataset:
         arrays = load_darcy(config.resolution, sizes, config.seed, Path(config.cache_dir))
     points = config.resolution**2
     splits = {
-        name: Split(
+        name: GridSplit(
             fx=split.permeability.reshape(-1, points, 1),
             embedding=split.coordinates,
             target=split.pressure.reshape(-1, points, 1),
         )
         for name, split in arrays.items()
     }
-    return Dataset(splits, (config.resolution, config.resolution))
+    return Dataset(splits, (config.resolution, config.resolution), ("pressure",))
 
 
-class Loader:
-    """Endless shuffled batches of a split, with a position that can be saved.
-
-    All hosts draw the same order of samples; each reads only the rows of a batch that its devices
-    hold.
-    """
-
-    def __init__(
-        self,
-        split: Split,
-        batch_size: int,
-        accumulate: int,
-        seed: int,
-        threads: int,
-        structured_shape: tuple[int, ...] | None,
-    ):
-        """Prepares the pipeline.
-
-        Args:
-            split: where samples come from.
-            batch_size: samples of a batch over all hosts.
-            accumulate: batches handed out together.
-            seed: seed of the order.
-            threads: threads that prepare batches.
-            structured_shape: shape of the grid, see `parallel.shard_points`.
-
-        Raises:
-            ValueError: the batch does not divide over the mesh, or there are fewer samples.
-        """
-        if batch_size > len(split):
-            raise ValueError(
-                f"train.batch_size: expected at most the {len(split)} training samples; "
-                f"got {batch_size}"
-            )
-        self._batch_size = batch_size
-        self._structured_shape = structured_shape
-        rows = parallel.local_rows(batch_size)
-        self._first_row = rows.start
-        order = grain.MapDataset.range(len(split)).shuffle(seed=seed).repeat()
-        batches = order.batch(batch_size).map(lambda indices: split.take(indices[rows]))
-        options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=4 * threads)
-        self._iterator = iter(batches.to_iter_dataset(options))
-        self._accumulate = accumulate
-
-    def __iter__(self) -> Iterator[tuple[Batch, ...]]:
-        """The loader itself."""
-        return self
-
-    def __next__(self) -> tuple[Batch, ...]:
-        """The batches of the next optimizer step, placed on the mesh."""
-        return tuple(
-            place_batch(
-                next(self._iterator), self._structured_shape, self._batch_size, self._first_row
-            )
-            for _ in range(self._accumulate)
-        )
-
-    @property
-    def position(self) -> dict:
-        """Where the loader stands: what `position` takes to go on from there."""
-        return self._iterator.get_state()
-
-    @position.setter
-    def position(self, position: dict) -> None:
-        self._iterator.set_state(position)
-
-
-def place_batch(
-    batch: Batch,
-    structured_shape: tuple[int, ...] | None,
-    batch_size: int,
-    first_row: int = 0,
-) -> Batch:
-    """Pads the points of a host batch, places it on the mesh, and gives it its mask."""
-    placed = [
-        parallel.shard_points(array, structured_shape, batch=batch_size, first_row=first_row)
-        for array in batch[:3]
-    ]
-    return Batch(*(array for array, _ in placed), placed[0][1])
-
-
-def whole_batches(
-    split: Split, batch_size: int, structured_shape: tuple[int, ...] | None
-) -> Iterator[tuple[Batch, int]]:
-    """Every sample once, in order: batches of one size, and how many of their samples count.
-
-    The last batch is filled up with the first samples.
-    """
-    rows = parallel.local_rows(batch_size)
-    for start in range(0, len(split), batch_size):
-        indices = np.arange(start, start + batch_size) % len(split)
-        batch = split.take(indices[rows])
-        count = min(batch_size, len(split) - start)
-        yield place_batch(batch, structured_shape, batch_size, rows.start), count
-
-
-def evaluation_batch_size(train_batch_size: int) -> int:
-    """A multiple of the training batch of at least 16 samples."""
-    return train_batch_size * math.ceil(16 / train_batch_size)
+def _load_airfoil(config: AirfoilConfig) -> Dataset:
+    settings = AirfoilSettings(
+        **{field.name: getattr(config, field.name) for field in fields(AirfoilSettings)}
+    )
+    arrays = load_airfoil(settings, _sizes(config), Path(config.cache_dir))
+    splits = {name: AirfoilSplit(split) for name, split in arrays.items()}
+    return Dataset(splits, None, ("velocity_x", "velocity_y", "pressure_coefficient"))

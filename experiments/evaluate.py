@@ -4,13 +4,12 @@ import argparse
 from pathlib import Path
 
 import jax
-import numpy as np
 
 from experiments import config as configs
 from experiments.checkpoints import Checkpoints
 from experiments.cli import one_line_errors
 from experiments.data import load_dataset
-from experiments.evaluation import evaluate_split
+from experiments.evaluation import evaluate_split, metrics_of
 from experiments.optimizer import make_optimizer
 from experiments.run import build_model, describe_mesh, make_device_mesh
 from experiments.training import abstract_state, make_evaluation
@@ -25,7 +24,7 @@ def evaluate(folder: Path, overrides: list[str], which: str) -> dict:
         which: `last` or `best` checkpoint.
 
     Returns:
-        The metrics: mean, median and largest relative L2 error over the samples.
+        The metrics, see `evaluation.metrics_of`.
 
     Raises:
         FileNotFoundError: there is no run or no checkpoint.
@@ -56,13 +55,9 @@ def evaluate(folder: Path, overrides: list[str], which: str) -> dict:
             dataset.splits["test"],
             model.structured_shape,
             config.train.batch_size,
+            quantities=True,
         )
-    errors = result.relative_l2
-    return {
-        "test_relative_l2": float(errors.mean()),
-        "test_relative_l2_median": float(np.median(errors)),
-        "test_relative_l2_max": float(errors.max()),
-        "test_samples": len(errors),
+    return metrics_of(result, dataset) | {
         "step": step,
         "device_mesh": describe_mesh(mesh),
     }

@@ -1,57 +1,107 @@
 """Pictures of predictions."""
 
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import numpy as np
 from jaxtyping import Float
 
+from experiments.data import AirfoilSplit, Dataset
 from experiments.files import write_atomically
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
+# What is shown of an airfoil's surroundings, in chords, and the percentiles that colours span.
+_AIRFOIL_VIEW = (-0.3, 1.3, -0.5, 0.5)
+_COLOUR_RANGE = (1, 99)
+
 
 def draw_predictions(
-    path: Path,
-    shape: tuple[int, int],
-    inputs: Float[np.ndarray, "n N"],
-    truths: Float[np.ndarray, "n N"],
-    predictions: Float[np.ndarray, "n N"],
+    path: Path, dataset: Dataset, predictions: dict[int, Float[np.ndarray, "N C"]]
 ) -> None:
-    """Draws input, truth, prediction and error of some samples on a grid as a PNG.
+    """Draws truth, prediction and error of some test samples as a PNG, by the kind of data.
 
     Args:
         path: the file to write.
-        shape: shape of the grid; first axis x, second y.
-        inputs: input field of each sample.
-        truths: true field.
-        predictions: predicted field, drawn with the colours of the true one.
+        dataset: the data set.
+        predictions: predicted fields by the number of their sample.
     """
-    rows = len(inputs)
+    split = dataset.splits["test"]
+    draw = _airfoil_panels if isinstance(split, AirfoilSplit) else _grid_panels
+    rows = [draw(dataset, index, fields) for index, fields in predictions.items()]
+    columns = len(rows[0])
     figure, axes = plt.subplots(
-        rows, 4, figsize=(13, 3 * rows), squeeze=False, layout="constrained"
-    )
-    for row, (field, truth, prediction) in enumerate(zip(inputs, truths, predictions, strict=True)):
-        error = prediction - truth
-        bound = np.abs(error).max()
-        relative = np.linalg.norm(error) / np.linalg.norm(truth)
-        panels = [
-            ("permeability", field, dict(cmap="cividis")),
-            ("pressure, truth", truth, dict(cmap="viridis")),
-            ("pressure, prediction", prediction, dict(vmin=truth.min(), vmax=truth.max())),
-            (
-                f"error, relative L2 {relative:.3f}",
-                error,
-                dict(cmap="RdBu", vmin=-bound, vmax=bound),
-            ),
-        ]
-        for axis, (title, values, style) in zip(axes[row], panels, strict=True):
-            image = axis.imshow(
-                values.reshape(shape).T, origin="lower", extent=(0, 1, 0, 1), **style
-            )
+        len(rows), columns, figsize=(3.3 * columns, 3 * len(rows)), squeeze=False,
+        layout="constrained",
+    )  # fmt: skip
+    for row, panels in zip(axes, rows, strict=True):
+        for axis, (title, paint) in zip(row, panels, strict=True):
+            image = paint(axis)
             axis.set_title(title, fontsize=10)
             axis.tick_params(labelsize=7)
             figure.colorbar(image, ax=axis, shrink=0.85)
     write_atomically(path, lambda temporary: figure.savefig(temporary, dpi=110))
     plt.close(figure)
+
+
+def _errors(prediction, truth) -> tuple[np.ndarray, float, float]:
+    """Error, its largest value, and the relative L2 error."""
+    error = prediction - truth
+    return error, np.abs(error).max(), np.linalg.norm(error) / np.linalg.norm(truth)
+
+
+def _grid_panels(dataset: Dataset, index: int, fields) -> list[tuple[str, Any]]:
+    """Input, truth, prediction and error of the first field on a grid."""
+    split, name = dataset.splits["test"], dataset.fields[0]
+    values, truth, prediction = split.fx[index, :, 0], split.target[index, :, 0], fields[:, 0]
+    error, bound, relative = _errors(prediction, truth)
+
+    def paint(values, **style):
+        grid = values.reshape(dataset.structured_shape).T
+        return lambda axis: axis.imshow(grid, origin="lower", extent=(0, 1, 0, 1), **style)
+
+    return [
+        ("permeability", paint(values, cmap="cividis")),
+        (f"{name}, truth", paint(truth)),
+        (f"{name}, prediction", paint(prediction, vmin=truth.min(), vmax=truth.max())),
+        (
+            f"error, relative L2 {relative:.3f}",
+            paint(error, cmap="RdBu", vmin=-bound, vmax=bound),
+        ),
+    ]
+
+
+def _airfoil_panels(dataset: Dataset, index: int, fields) -> list[tuple[str, Any]]:
+    """Truth, prediction and error of the pressure coefficient around an airfoil."""
+    arrays = dataset.splits["test"].arrays
+    rows = arrays.rows(index)
+    positions, truth = arrays.positions[rows], arrays.fields[rows][:, 2]
+    error, bound, relative = _errors(fields[:, 2], truth)
+    outline = arrays.geometry[index]
+    low, high = np.percentile(truth, _COLOUR_RANGE)
+
+    def paint(values, **style):
+        def on(axis):
+            image = axis.tricontourf(
+                positions[:, 0], positions[:, 1], values, extend="both", **style
+            )
+            axis.fill(outline[:, 0], outline[:, 1], "white", edgecolor="black", linewidth=0.6)
+            axis.axis(_AIRFOIL_VIEW)
+            axis.set_aspect("equal")
+            return image
+
+        return on
+
+    levels = np.linspace(low, high, 33)
+    bound = min(bound, (high - low) / 4)
+    angle = arrays.angle_of_attack[index]
+    return [
+        (f"pressure coefficient at {angle:.1f}°, truth", paint(truth, levels=levels)),
+        ("prediction", paint(fields[:, 2], levels=levels)),
+        (
+            f"error, relative L2 {relative:.3f}",
+            paint(error, levels=np.linspace(-bound, bound, 33), cmap="RdBu"),
+        ),
+    ]

@@ -3,7 +3,7 @@
 import jax
 import optax
 
-from experiments.config import OPTIMIZERS, SCHEDULES, OptimizerConfig
+from experiments.schema import OPTIMIZERS, SCHEDULES, OptimizerConfig
 
 
 def make_schedule(config: OptimizerConfig, peak: float, steps: int) -> optax.Schedule:

@@ -7,9 +7,17 @@ import jax
 from flax import nnx
 
 import parallel
-from experiments.config import FlareConfig, MeshConfig, ModelConfig
 from experiments.data import Dataset
+from experiments.prediction import input_widths
+from experiments.schema import (
+    FlareConfig,
+    GeoTransolverConfig,
+    MeshConfig,
+    ModelConfig,
+    TransolverConfig,
+)
 from flare_jax import FLARE
+from geotransolver_jax import GeoTransolver, Transolver
 
 
 def make_device_mesh(config: MeshConfig) -> jax.sharding.Mesh:
@@ -39,20 +47,35 @@ def build_model(config: ModelConfig, dataset: Dataset, seed: int) -> nnx.Module:
     Raises:
         ValueError: arguments that do not fit together, the data or the mesh.
     """
-    if not isinstance(config, FlareConfig):
-        raise ValueError(f"model.name: no model {config.name!r}")
-    train = dataset.splits["train"]
+    widths = input_widths(dataset)
     arguments = dataclasses.asdict(config)
-    del arguments["name"]
-    structured = arguments.pop("structured") or config.unified_pos
-    return FLARE(
-        functional_dim=train.fx.shape[-1],
-        out_dim=train.target.shape[-1],
-        embedding_dim=None if config.unified_pos else train.embedding.shape[-1],
-        structured_shape=dataset.structured_shape if structured else None,
-        rngs=nnx.Rngs(params=seed, dropout=seed),
-        **arguments,
-    )
+    for name in ("name", "structured", "concrete_dropout_weight"):
+        arguments.pop(name, None)
+    arguments |= {"out_dim": widths["target"], "rngs": nnx.Rngs(params=seed, dropout=seed)}
+    structured = getattr(config, "structured", False) or getattr(config, "unified_pos", False)
+    if structured:
+        if dataset.structured_shape is None:
+            raise ValueError("model.structured: expected False for data without a grid; got True")
+        arguments["structured_shape"] = dataset.structured_shape
+    if isinstance(config, FlareConfig | TransolverConfig):
+        kind = FLARE if isinstance(config, FlareConfig) else Transolver
+        of_tokens = widths.get("global_tokens", 0) * (widths["global_embedding"] or 0)
+        return kind(
+            functional_dim=(widths["fx"] or 0) + of_tokens,
+            embedding_dim=None if config.unified_pos else widths["embedding"],
+            **arguments,
+        )
+    if isinstance(config, GeoTransolverConfig):
+        geometry = widths["geometry"]
+        if config.include_local_features and geometry is not None:
+            geometry = widths["embedding"]
+        return GeoTransolver(
+            functional_dim=widths["embedding"] + (widths["fx"] or 0),
+            geometry_dim=geometry,
+            global_dim=widths["global_embedding"],
+            **arguments,
+        )
+    raise ValueError(f"model.name: no model {config.name!r}")
 
 
 def describe_mesh(mesh: jax.sharding.Mesh) -> str:

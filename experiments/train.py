@@ -8,29 +8,33 @@ import importlib.metadata
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import hydra
 import jax
 import numpy as np
+from flax import nnx
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from experiments import config as configs
+from experiments.batches import Loader
 from experiments.checkpoints import Checkpoints
 from experiments.cli import StopSignals, one_line_errors
-from experiments.config import ExperimentConfig
 from experiments.config_errors import explain, known_keys
-from experiments.data import Dataset, Loader, load_dataset
-from experiments.evaluation import evaluate_split
+from experiments.data import Dataset, load_dataset
+from experiments.evaluation import evaluate_split, metrics_of
 from experiments.figures import draw_predictions
 from experiments.files import write_json
 from experiments.logs import RunLog
 from experiments.optimizer import make_optimizer, make_schedule
 from experiments.run import build_model, count_parameters, describe_mesh, make_device_mesh
+from experiments.schema import ExperimentConfig
 from experiments.training import initial_state, make_evaluation, make_step
+from geotransolver_jax.concrete_dropout import dropout_rates
 
 SUMMARY_FILE = "summary.json"
 PICTURE_FILE = "predictions.png"
@@ -116,7 +120,7 @@ class _Run:
     def samples_a_step(self) -> int:
         return self.config.train.batch_size * self.config.optimizer.accumulate
 
-    def split(self, name: str, pictured: int = 0):
+    def split(self, name: str, pictured: Sequence[int] = (), *, quantities: bool = False):
         return evaluate_split(
             self.evaluate,
             self.state.evaluated_params,
@@ -125,6 +129,7 @@ class _Run:
             self.model.structured_shape,
             self.config.train.batch_size,
             pictured=pictured,
+            quantities=quantities,
         )
 
     def save(self, step: int, validation_error: float | None) -> None:
@@ -148,7 +153,11 @@ class _Run:
         if first:
             _say(f"{self.folder}: going on from step {first} of {train.steps}")
         step_function = make_step(
-            self.model, self.optimizer, self.config.optimizer.ema_decay, self.state
+            self.model,
+            self.optimizer,
+            self.config.optimizer.ema_decay,
+            self.state,
+            regularization=getattr(self.config.model, "concrete_dropout_weight", 0.0),
         )
         # Compiled: operation by operation it would take as long as a small step.
         schedule = jax.jit(
@@ -190,13 +199,18 @@ class _Run:
             log.close()
         return True
 
+    def dropout_rates(self) -> dict[str, float]:
+        """The learned rates of concrete dropouts, if the model has any."""
+        graph, _, rest = nnx.split(self.model, nnx.Param, ...)
+        return dropout_rates(nnx.merge(graph, self.state.evaluated_params, rest))
+
     def finish(self) -> dict:
         """Evaluates the test split, draws the picture and writes the summary."""
         test = self.dataset.splits["test"]
-        result = self.split("test", pictured=_PICTURED)
-        summary = {
-            "test_relative_l2": float(result.relative_l2.mean()),
-            "test_samples": len(test),
+        spread = np.linspace(0, len(test) - 1, min(_PICTURED, len(test)), dtype=int).tolist()
+        result = self.split("test", spread, quantities=True)
+        metrics = metrics_of(result, self.dataset)
+        summary = metrics | {
             "training_seconds": round(self.seconds, 1),
             "steps": int(self.state.step),
             "best_checkpoint": self.checkpoints.best(),
@@ -204,22 +218,28 @@ class _Run:
             "device_mesh": describe_mesh(self.mesh),
             "versions": _versions(),
         }
+        rates = self.dropout_rates()
+        if rates:
+            summary["dropout_rates"] = rates
         if jax.process_index() == 0:
-            if self.dataset.structured_shape is not None:
-                draw_predictions(
-                    self.folder / PICTURE_FILE,
-                    self.dataset.structured_shape,
-                    test.fx[:_PICTURED, :, 0],
-                    test.target[:_PICTURED, :, 0],
-                    np.asarray(result.predictions)[..., 0],
-                )
+            draw_predictions(self.folder / PICTURE_FILE, self.dataset, result.predictions)
             write_json(self.folder / SUMMARY_FILE, summary)
+        error = f"{summary['test_relative_l2']:.4f}{_quantities(metrics)}"
         _say(
-            f"{self.folder}: test relative L2 {summary['test_relative_l2']:.4f} on {len(test)} "
-            f"samples after {summary['steps']} steps, {summary['training_seconds']:.0f} s of "
-            f"training; see {SUMMARY_FILE} and {PICTURE_FILE}"
+            f"{self.folder}: test relative L2 {error} on {len(test)} samples after "
+            f"{summary['steps']} steps, {summary['training_seconds']:.0f} s of training; see "
+            f"{SUMMARY_FILE} and {PICTURE_FILE}"
         )
         return summary
+
+
+def _quantities(metrics: dict) -> str:
+    """The coefficients of determination, for the closing line."""
+    names = [name for name in metrics if name.startswith("test_r2_")]
+    return "".join(
+        f", R² of the {name.removeprefix('test_r2_').replace('_', ' ')} {metrics[name]:.4f}"
+        for name in names
+    )
 
 
 def _versions() -> dict[str, str]:

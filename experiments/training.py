@@ -13,6 +13,8 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float
 
 from experiments.data import Batch, Statistics
+from experiments.prediction import predict
+from geotransolver_jax.concrete_dropout import regularization_loss
 from parallel import masked_sum
 from parallel import mesh as mesh_lib
 from parallel.parameters import partition_specs
@@ -44,35 +46,40 @@ class TrainState(NamedTuple):
 
 
 class StepMetrics(NamedTuple):
-    """What a step reports: the relative L2 loss and the norm of its gradient before clipping."""
+    """What a step reports: its loss, and the norm of the gradient before clipping.
+
+    The loss is the relative L2 error, the mean over samples and fields, and what is regularized.
+    """
 
     loss: jax.Array
     gradient_norm: jax.Array
 
 
+def relative_l1(
+    prediction: Float[Array, "B N C"], target: Float[Array, "B N C"], point_mask=None
+) -> Float[Array, "B C"]:
+    """`sum |prediction - target| / sum |target|` of each sample and field, over its real points."""
+    sums = _sums(jnp.abs, prediction, target, point_mask)
+    return sums[..., 0] / jnp.maximum(sums[..., 1], jnp.finfo(sums.dtype).tiny)
+
+
 def relative_l2(
     prediction: Float[Array, "B N C"], target: Float[Array, "B N C"], point_mask=None
-) -> Float[Array, " B"]:
-    """`||prediction - target|| / ||target||` of each sample, over its real points and channels.
+) -> Float[Array, "B C"]:
+    """`||prediction - target|| / ||target||` of each sample and field, over its real points.
 
-    Samples whose target is zero everywhere are compared to the smallest normal number.
+    A field that is zero everywhere is compared to the smallest normal number.
     """
-    error = prediction.astype(jnp.float32) - target
-    squares = jnp.stack([error, target], axis=-1) ** 2
-    sums = masked_sum(squares, point_mask).sum(1)
+    sums = _sums(jnp.square, prediction, target, point_mask)
     # The tiny number keeps the gradient finite where a prediction is exact.
     norms = jnp.sqrt(sums + jnp.finfo(sums.dtype).tiny)
-    return norms[:, 0] / norms[:, 1]
+    return norms[..., 0] / norms[..., 1]
 
 
-def predict(model: nnx.Module, statistics: Statistics, batch: Batch) -> Float[Array, "B N C_out"]:
-    """The fields of a batch in physical units."""
-    fx = (batch.fx - statistics.fx_mean) / statistics.fx_deviation
-    embedding = (batch.embedding - statistics.embedding_mean) / statistics.embedding_deviation
-    if getattr(model, "unified_pos", False):
-        embedding = None
-    output = model(fx, embedding, point_mask=batch.point_mask).astype(jnp.float32)
-    return output * statistics.target_deviation + statistics.target_mean
+def _sums(measure: Callable, prediction, target, point_mask) -> Float[Array, "B C 2"]:
+    """Sums over the points of a measure of the error, and of the target; one all-reduce."""
+    error = prediction.astype(jnp.float32) - target
+    return masked_sum(measure(jnp.stack([error, target], axis=-1)), point_mask)
 
 
 def abstract_state(
@@ -160,6 +167,8 @@ def make_step(
     optimizer: optax.GradientTransformation,
     ema_decay: float | None,
     state: TrainState,
+    *,
+    regularization: float = 0.0,
 ) -> Callable[[TrainState, tuple[Batch, ...]], tuple[TrainState, StepMetrics]]:
     """Compiles one optimizer step: forward, loss, gradient, update, moving average.
 
@@ -168,6 +177,7 @@ def make_step(
         optimizer: the optimizer.
         ema_decay: decay of the moving average, or `None`.
         state: a state, or an abstract one, whose layout on the mesh the step keeps.
+        regularization: weight of the regularization loss of concrete dropouts, if there are any.
 
     Returns:
         A function of the state, which it consumes, and the batches whose gradients are averaged.
@@ -177,7 +187,9 @@ def make_step(
     def loss(params, statistics, key, batch):
         model = nnx.merge(graph, params, jax.tree.map(lambda leaf: leaf, rest))
         nnx.reseed(model, dropout=key)
-        return relative_l2(predict(model, statistics, batch), batch.target, batch.point_mask).mean()
+        prediction = predict(model, statistics, batch)
+        errors = relative_l2(prediction, batch.target, batch.point_mask)
+        return errors.mean() + regularization * regularization_loss(model)
 
     def step(state: TrainState, batches: tuple[Batch, ...]) -> tuple[TrainState, StepMetrics]:
         key = jax.random.fold_in(jax.random.wrap_key_data(state.key), state.step)
@@ -215,8 +227,8 @@ def make_evaluation(model: nnx.Module) -> Callable[[Any, Statistics, Batch], tup
     """Compiles the prediction of a batch, in evaluation mode, and its errors.
 
     Returns:
-        A function of weights, statistics and a batch: the prediction in physical units and the
-        relative L2 error of each sample.
+        A function of weights, statistics and a batch: the prediction in physical units, and the
+        relative L1 and L2 errors of each sample and field.
     """
     graph, _, rest = nnx.split(model, nnx.Param, ...)
 
@@ -224,6 +236,7 @@ def make_evaluation(model: nnx.Module) -> Callable[[Any, Statistics, Batch], tup
         model = nnx.merge(graph, params, rest)
         model.eval()
         prediction = predict(model, statistics, batch)
-        return prediction, relative_l2(prediction, batch.target, batch.point_mask)
+        arguments = prediction, batch.target, batch.point_mask
+        return prediction, relative_l1(*arguments), relative_l2(*arguments)
 
     return jax.jit(evaluate)

@@ -11,7 +11,7 @@ from flare_jax import heads as heads_lib
 from flare_jax.linear import Linear
 from geotransolver_jax.projection import SliceProjection
 from geotransolver_jax.slices import points_to_slices, slices_to_points
-from parallel import attention
+from parallel.contraction import product
 from parallel.mesh import HEADS
 from parallel.random import points_dropout
 
@@ -119,6 +119,6 @@ def attend_latents(
     query: Float[Array, "B H S D"], key: Float[Array, "B H T D"], value: Float[Array, "B H T D"]
 ) -> Float[Array, "B H S D"]:
     """Softmax attention among latents, the same on every shard of the points."""
-    query, key, value = (array.swapaxes(1, 2) for array in (query, key, value))
-    mixed = attention(query, key, value, queries_sharded=False, keys_sharded=False)
-    return mixed.swapaxes(1, 2)
+    scores = product("bhsd,bhtd->bhst", query, key) * query.shape[-1] ** -0.5
+    shares = jax.nn.softmax(scores, axis=-1).astype(value.dtype)
+    return product("bhst,bhtd->bhsd", shares, value).astype(value.dtype)

@@ -12,7 +12,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Key
 
 from geotransolver_jax.concrete_dropout import ConcreteDropout
-from geotransolver_jax.neighborhoods import MultiScaleFeatures, Neighborhoods
+from geotransolver_jax.neighborhoods import Cloud, MultiScaleFeatures, Neighborhoods
 from geotransolver_jax.projection import SliceProjection
 from geotransolver_jax.slices import points_to_slices
 
@@ -177,6 +177,7 @@ class ContextBuilder(nnx.Module):
         geometry: Float[Array, "B M C"] | None,
         global_embedding: Float[Array, "B G C"] | None,
         neighborhoods: Sequence[Neighborhoods] | None,
+        point_masks: Sequence[Bool[Array, "B N"] | None],
         geometry_mask: Bool[Array, "B M"] | None,
         global_mask: Bool[Array, "B G"] | None,
         key: Key[Array, ""] | None,
@@ -188,6 +189,7 @@ class ContextBuilder(nnx.Module):
             geometry: points of the geometry; with local features they are their coordinates.
             global_embedding: tokens of global quantities.
             neighborhoods: those of every stream; for local features.
+            point_masks: True where a point of a stream is real.
             geometry_mask: True where a point of the geometry is real.
             global_mask: True where a global token is real.
             key: randomness of noise and dropout; without it there is none.
@@ -204,12 +206,20 @@ class ContextBuilder(nnx.Module):
 
         if self.local is not None:
             features = []
-            streams = zip(self.local, self.local_tokenizers, positions, neighborhoods, strict=True)
-            for scales, tokenizers, stream, found in streams:
-                around_geometry = scales(stream, found.of_geometry)
+            streams = zip(
+                self.local,
+                self.local_tokenizers,
+                positions,
+                point_masks,
+                neighborhoods,
+                strict=True,
+            )
+            for scales, tokenizers, stream, mask, found in streams:
+                around_geometry = scales(Cloud.of(stream, mask), found.of_geometry)
                 for tokenizer, x in zip(tokenizers, around_geometry, strict=True):
                     tokenize(tokenizer, x, geometry_mask)
-                features.append(jnp.concatenate(scales(geometry, found.of_points), axis=-1))
+                around_points = scales(Cloud.of(geometry, geometry_mask), found.of_points)
+                features.append(jnp.concatenate(around_points, axis=-1))
         if geometry is not None:
             tokenize(self.geometry, geometry, geometry_mask)
         if global_embedding is not None:

@@ -322,7 +322,14 @@ class GeoTransolver(nnx.Module):
                     for found, layout in zip(neighborhoods, layouts.streams, strict=True)
                 )
         context, local = self.context(
-            positions, geometry, tokens, neighborhoods, geometry_mask, token_mask, context_key
+            positions,
+            geometry,
+            tokens,
+            neighborhoods,
+            masks,
+            geometry_mask,
+            token_mask,
+            context_key,
         )
 
         streams = []

@@ -145,7 +145,7 @@ def check_inputs(
 
 def check_finite(name: str, x: jax.Array | np.ndarray, mask) -> None:
     """Refuses coordinates of real points that are not finite; under `jax.jit` nothing is seen."""
-    if not is_visible(x) or (mask is not None and not is_visible(mask)):
+    if mesh_lib.is_traced() or not all(is_visible(array) for array in (x, mask)):
         return
     finite = jnp.isfinite(x).all(-1)
     if mask is not None:

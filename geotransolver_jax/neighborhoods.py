@@ -6,7 +6,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from flare_jax.linear import Linear
 from parallel.neighbor_features import project_neighbors
@@ -23,6 +23,38 @@ class Neighborhoods(NamedTuple):
 
     of_points: Neighbors
     of_geometry: Neighbors
+
+
+class Cloud(NamedTuple):
+    """A cloud that is searched.
+
+    Attributes:
+        coordinates: of its points.
+        count: number of its real points, in each sample.
+        first: index of the first of them.
+    """
+
+    coordinates: Float[Array, "B M D"]
+    count: Int[Array, " B"]
+    first: Int[Array, " B"]
+
+    @classmethod
+    def of(cls, coordinates: Float[Array, "B M D"], mask: Bool[Array, "B M"] | None) -> "Cloud":
+        """A cloud of which `mask` is True where a point is real."""
+        batch, points = coordinates.shape[:2]
+        if mask is None:
+            return cls(coordinates, jnp.full(batch, points), jnp.zeros(batch, jnp.int32))
+        places = jnp.where(mask, jnp.arange(points), points)
+        return cls(coordinates, mask.sum(1), places.min(1))
+
+    def fill(self, indices: Int[Array, "B Q K"]) -> Int[Array, "B Q K"]:
+        """Neighbours whose slots beyond the number of points hold the first point.
+
+        So does the reference, whatever the radius, where it is asked for more neighbours than there
+        are points; within their number an empty slot is empty.
+        """
+        beyond = jnp.arange(indices.shape[-1]) >= self.count[:, None, None]
+        return jnp.where(beyond, self.first[:, None, None], indices)
 
 
 class NeighborFeatures(nnx.Module):
@@ -58,19 +90,17 @@ class NeighborFeatures(nnx.Module):
         self.count = count
         self.dtype = dtype
 
-    def __call__(
-        self, coordinates: Float[Array, "B M D"], neighbors: Neighbors
-    ) -> Float[Array, "B Q F"]:
+    def __call__(self, searched: Cloud, neighbors: Neighbors) -> Float[Array, "B Q F"]:
         """Features of the queries, in (-1, 1).
 
         Args:
-            coordinates: the points that were searched.
+            searched: the points that were searched.
             neighbors: what was found, within at least this layer's radius and count.
         """
-        indices = within(neighbors, self.radius, self.count).indices
+        indices = searched.fill(within(neighbors, self.radius, self.count).indices)
         kernel = self.linear_in.kernel[...]
         kernel = kernel.reshape(self.count, -1, kernel.shape[-1])
-        x = project_neighbors(coordinates.astype(self.dtype), indices, kernel)
+        x = project_neighbors(searched.coordinates.astype(self.dtype), indices, kernel)
         x = (x + self.linear_in.bias[...].astype(x.dtype)).astype(self.dtype)
         x = self.linear_mid(jax.nn.gelu(x, approximate=False))
         return jnp.tanh(self.linear_out(jax.nn.gelu(x, approximate=False)))
@@ -114,8 +144,6 @@ class MultiScaleFeatures(nnx.Module):
             radius_search(geometry, positions, radius, count, point_mask),
         )
 
-    def __call__(
-        self, coordinates: Float[Array, "B M D"], neighbors: Neighbors
-    ) -> list[Float[Array, "B Q F"]]:
+    def __call__(self, searched: Cloud, neighbors: Neighbors) -> list[Float[Array, "B Q F"]]:
         """Features of the queries at each scale; arguments as of `NeighborFeatures`."""
-        return [scale(coordinates, neighbors) for scale in self.scales]
+        return [scale(searched, neighbors) for scale in self.scales]

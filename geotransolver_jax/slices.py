@@ -85,8 +85,41 @@ def points_to_slices(
         `sum_n w_n values_n / (sum_n w_n + 0.01)`, replicated over the points, in float32 or wider;
         and the points to read on from, see `parallel.streaming.sum_over_points`.
     """
+    return _tokens(weights, points)
+
+
+@jax.custom_vjp
+def _tokens(weights: SliceWeights, points: Points):
+    return _tokens_forward(weights, points)[0]
+
+
+def _tokens_forward(weights: SliceWeights, points: Points):
     (sums, totals), points = sum_over_points(_pool, _chunking(weights), weights, {}, points)
-    return sums / (totals + _EMPTY_SLICE)[..., None], points
+    totals = (totals + _EMPTY_SLICE)[..., None]
+    tokens = sums / totals
+    return (tokens, points), (weights, points, tokens, totals)
+
+
+def _tokens_backward(residuals, gradients):
+    """The gradient of `sum_n w_n (values_n - tokens) / totals` at fixed tokens and totals.
+
+    It is that of the tokens. Where values are alike, the gradients of sums and totals all but
+    cancel and leave their rounding; values are therefore taken from the tokens' middle.
+    """
+    weights, points, tokens, totals = residuals
+    d_tokens, d_points = gradients
+
+    centre = tokens.mean(2, keepdims=True)
+    latents = {"centre": centre, "tokens": tokens - centre}
+
+    def deviations(weights, points):
+        return sum_over_points(_pool_deviations, _chunking(weights), weights, latents, points)
+
+    _, pull = jax.vjp(deviations, weights, points)
+    return pull((d_tokens / totals, d_points))
+
+
+_tokens.defvjp(_tokens_forward, _tokens_backward)
 
 
 def slices_to_points(
@@ -108,6 +141,19 @@ def _chunking(weights: SliceWeights) -> Chunking:
 
 
 def _pool(weights: SliceWeights, latents, chunk: Points, places: Places):
+    shares, value = _shares_and_values(weights, chunk, places)
+    return product("bhsn,bnhd->bhsd", shares.astype(value.dtype), value), shares.sum(-1)
+
+
+def _pool_deviations(weights: SliceWeights, latents, chunk: Points, places: Places):
+    shares, value = _shares_and_values(weights, chunk, places)
+    value = value.astype(shares.dtype) - latents["centre"].swapaxes(1, 2)
+    sums = jnp.einsum("bhsn,bnhd->bhsd", shares, value)
+    return sums - shares.sum(-1)[..., None] * latents["tokens"]
+
+
+def _shares_and_values(weights: SliceWeights, chunk: Points, places: Places):
+    """By how much each point of a chunk belongs to each slice, nothing if padding; its values."""
     x = _heads(weights, weights.point, chunk.x, chunk.mask)
     shares = _shares(weights, x, places)
     value = x
@@ -117,8 +163,7 @@ def _pool(weights: SliceWeights, latents, chunk: Points, places: Places):
         value = _heads(weights, None, chunk.value, chunk.mask)
     if chunk.mask is not None:
         shares = jnp.where(chunk.mask[:, None, None], shares, 0)
-    sums = product("bhsn,bnhd->bhsd", shares.astype(value.dtype), value)
-    return sums, shares.sum(-1)
+    return shares, value
 
 
 def _unpool(weights, latents, chunk: Points, places: Places):

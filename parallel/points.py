@@ -47,6 +47,7 @@ def shard_points(
     *,
     batch: int | None = None,
     first_row: int = 0,
+    length: int | None = None,
 ) -> tuple[Float[Array, "B N_padded C"], Bool[Array, "B N_padded"]]:
     """Pads the points of a batch to a multiple of the `points` axis and places them on the mesh.
 
@@ -62,6 +63,8 @@ def shard_points(
         batch: samples of the whole batch, where `x` holds only those that this process needs (see
             `local_rows`); by default `x` is the whole batch.
         first_row: place in the whole batch of the first sample of `x`.
+        length: points of a cloud to pad to at least, so that batches of different samples have one
+            shape; by default those of the longest sample.
 
     Returns:
         The padded array and its mask in the layout of the points of `x`: `(B, N_padded)`, or
@@ -70,20 +73,27 @@ def shard_points(
 
     Raises:
         ValueError: no numbers, a wrong rank, a grid that does not match, samples of different
-            width, an empty sample, or a batch that does not divide over `data`.
+            width, an empty sample or one longer than `length`, or a batch that does not divide over
+            `data`.
     """
     x, lengths = _stack(x)
     grid = None if structured_shape is None else _check_grid(x, grid_shape(structured_shape))
     batch = x.shape[0] if batch is None else batch
     _check_batch(batch)
 
+    if length is not None and (grid is not None or not _is_count(length) or length < x.shape[1]):
+        raise ValueError(
+            f"shard_points: length: expected at least the {x.shape[1]} points of the longest "
+            f"sample, of a cloud; got {length!r}"
+        )
     if grid is None:
-        layout, rows, points_a_row = x.shape[1:2], x.shape[1], 1
+        layout, points_a_row = x.shape[1:2], 1
+        rows = x.shape[1] if length is None else int(length)
     elif x.ndim == 3:
         layout, rows, points_a_row = (x.shape[1],), grid[0], math.prod(grid[1:])
     else:
         layout, rows, points_a_row = grid, grid[0], 1
-    extra = (padded_size(rows) - rows) * points_a_row
+    extra = padded_size(rows) * points_a_row - layout[0]
 
     mask = np.zeros((x.shape[0], layout[0] + extra, *layout[1:]), dtype=bool)
     for sample, length in enumerate(lengths):
@@ -161,7 +171,13 @@ def local_rows(batch: int) -> slice:
     return slice(min(start for start, _, _ in held), max(stop for _, stop, _ in held))
 
 
-def place(array: np.ndarray | jax.Array, batch: int | None = None, first_row: int = 0) -> jax.Array:
+def place(
+    array: np.ndarray | jax.Array,
+    batch: int | None = None,
+    first_row: int = 0,
+    *,
+    split_points: bool = True,
+) -> jax.Array:
     """Places a batch on the mesh: axis 0 over `data`, axis 1 over `points`. Both must divide.
 
     Each device is handed its own slice of a NumPy array; no device ever holds the whole. Under
@@ -171,8 +187,9 @@ def place(array: np.ndarray | jax.Array, batch: int | None = None, first_row: in
         array: the samples `first_row` and following of the batch.
         batch: samples of the whole batch, by default those of `array`.
         first_row: place of the first sample of `array` in the batch.
+        split_points: whether axis 1 is of points, and not whole on every shard of them.
     """
-    axes = (DATA, POINTS, *[None] * (array.ndim - 2))
+    axes = (DATA, POINTS if split_points else None, *[None] * (array.ndim - 2))
     if isinstance(array, jax.core.Tracer) or mesh_lib.is_traced():
         return mesh_lib.constrain(jnp.asarray(array), *axes)
     if jax.sharding.get_abstract_mesh().empty:

@@ -12,6 +12,7 @@ import hydra
 import pytest
 
 from experiments import config as configs
+from experiments import schema
 from experiments.cli import one_line_errors
 
 ROOT = Path(__file__).parents[1]
@@ -39,7 +40,7 @@ class Result(NamedTuple):
     err: str
 
 
-def compose(*overrides: str) -> configs.ExperimentConfig:
+def compose(*overrides: str) -> schema.ExperimentConfig:
     """The configuration that the command line of `experiments.train` would make."""
     configs.register_schemas()
     with hydra.initialize_config_dir(str(configs.CONFIG_DIR), version_base="1.3"):

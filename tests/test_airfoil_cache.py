@@ -11,7 +11,7 @@ from experiments.airfoil import AirfoilArrays
 from experiments.airfoil_cache import AirfoilSettings, load_airfoil, sample_of, shape_numbers
 from experiments.airfoil_flow import solve_airfoil
 from experiments.airfoil_shapes import NacaParameters, naca_outline, panel_nodes, sample_naca
-from experiments.config import AirfoilConfig
+from experiments.schema import AirfoilConfig
 
 SETTINGS = AirfoilSettings(points=60, surface_points=32, angles=2, seed=5)
 SPLITS = {"train": 5, "validation": 2, "test": 3}

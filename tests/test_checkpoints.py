@@ -13,9 +13,9 @@ from commands import assert_one_line
 from conftest import on_mesh, placed, small_flare
 
 from experiments.checkpoints import Checkpoints
-from experiments.config import OptimizerConfig
 from experiments.data import Statistics
 from experiments.optimizer import make_optimizer
+from experiments.schema import OptimizerConfig
 from experiments.training import TrainState, abstract_state, initial_state
 
 pytestmark = pytest.mark.usefixtures("compile_fast")

@@ -10,24 +10,18 @@ from commands import start, wait
 from conftest import on_mesh
 
 import parallel
-from experiments.config import DarcyConfig, DataConfig
-from experiments.data import (
-    Dataset,
-    Loader,
-    Split,
-    evaluation_batch_size,
-    load_dataset,
-    whole_batches,
-)
+from experiments.batches import Loader, evaluation_batch_size, whole_batches
+from experiments.data import Dataset, GridSplit, load_dataset
+from experiments.schema import DarcyConfig, DataConfig
 
 SAMPLES, POINTS = 12, 5
 
 
-def numbered(samples=SAMPLES, points=POINTS) -> Split:
+def numbered(samples=SAMPLES, points=POINTS) -> GridSplit:
     """A split in which every value tells its sample and its point."""
     fx = np.arange(samples * points, dtype=np.float32).reshape(samples, points, 1)
     embedding = np.linspace(0, 1, points, dtype=np.float32)[:, None]
-    return Split(fx, embedding, np.concatenate([fx, -fx], axis=-1))
+    return GridSplit(fx, embedding, np.concatenate([fx, -fx], axis=-1))
 
 
 def sample_numbers(batches, points=POINTS) -> list[int]:
@@ -43,20 +37,20 @@ def take(loader, steps) -> list[int]:
     return [number for _ in range(steps) for number in sample_numbers(next(loader))]
 
 
-def random_split(samples, seed, *, offset=0.0) -> Split:
+def random_split(samples, seed, *, offset=0.0) -> GridSplit:
     generator = np.random.default_rng(seed)
 
     def draw(*shape):
         return (offset + generator.standard_normal(shape)).astype(np.float32)
 
-    return Split(draw(samples, 7, 2), draw(7, 3), draw(samples, 7, 1))
+    return GridSplit(draw(samples, 7, 2), draw(7, 3), draw(samples, 7, 1))
 
 
 def test_statistics_are_those_of_the_training_split_alone():
     train = random_split(5, seed=0)
     splits = {"train": train, "validation": random_split(4, seed=1, offset=100.0)}
     splits["test"] = random_split(3, seed=2, offset=-100.0)
-    statistics = Dataset(splits, None).statistics()
+    statistics = Dataset(splits, None, ("u",)).statistics()
     for name in ("fx", "embedding", "target"):
         values = getattr(train, name).astype(np.float64).reshape(-1, getattr(train, name).shape[-1])
         mean, deviation = (
@@ -71,7 +65,7 @@ def test_statistics_are_those_of_the_training_split_alone():
 
 def test_statistics_survive_a_large_offset():
     train = random_split(50, seed=0, offset=1000.0)
-    statistics = Dataset({"train": train}, None).statistics()
+    statistics = Dataset({"train": train}, None, ("u",)).statistics()
     np.testing.assert_allclose(statistics.fx_deviation, 1.0, rtol=0.1)
 
 
@@ -79,7 +73,7 @@ def test_statistics_survive_a_large_offset():
 def test_constant_channel_is_shifted_but_not_scaled(value):
     split = random_split(5, seed=0)
     split.fx[..., 1] = value
-    statistics = Dataset({"train": split}, None).statistics()
+    statistics = Dataset({"train": split}, None, ("u",)).statistics()
     assert statistics.fx_mean[1] == np.float32(value)
     assert statistics.fx_deviation[1] == 1
     assert statistics.fx_deviation[0] != 1
@@ -194,9 +188,9 @@ def test_batches_are_the_same_on_every_mesh():
 def test_evaluation_counts_every_sample_once(samples, axes):
     with on_mesh(axes):
         counted = []
-        for batch, count in whole_batches(numbered(samples), 4, None):
+        for batch, indices in whole_batches(numbered(samples), 4, None):
             assert batch.fx.shape[0] == 4
-            counted += sample_numbers([batch])[:count]
+            counted += sample_numbers([batch])[: len(indices)]
     assert counted == list(range(samples))
 
 

@@ -8,8 +8,8 @@ import numpy as np
 import optax
 import pytest
 
-from experiments.config import OPTIMIZERS, SCHEDULES, OptimizerConfig
 from experiments.optimizer import make_optimizer, make_schedule
+from experiments.schema import OPTIMIZERS, SCHEDULES, OptimizerConfig
 
 pytestmark = pytest.mark.usefixtures("compile_fast")
 

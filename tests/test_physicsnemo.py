@@ -152,7 +152,9 @@ def test_caps_of_activations_are_buffers(act):
 
 def test_only_whole_models_are_known():
     layer = FLAREAttention(8, 2, 4, rngs=nnx.Rngs(0))
-    with pytest.raises(TypeError, match="expected a FLARE or Transolver model; got FLAREAttention"):
+    with pytest.raises(
+        TypeError, match="expected one of FLARE, Transolver, GeoTransolver; got FLAREAttention"
+    ):
         load_state_dict(layer, {})
 
 

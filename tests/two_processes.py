@@ -10,13 +10,14 @@ import jax
 import numpy as np
 
 import parallel
-from experiments.data import Loader, Split, whole_batches
+from experiments.batches import Loader, whole_batches
+from experiments.data import GridSplit
 from parallel.points import to_host
 
 SAMPLES, POINTS, BATCH = 10, 5, 4
 
 
-class RecordingSplit(Split):
+class RecordingSplit(GridSplit):
     """A split that remembers which samples were asked of it."""
 
     def take(self, indices):
@@ -72,7 +73,9 @@ def main(port: str, rank: str) -> None:
             "sums": [to_host(masked_sums(batch)).tolist() for batch in batches],
             "totals": [float(total(batch)) for batch in batches],
             "evaluated": evaluated.taken,
-            "evaluated_sums": [to_host(masked_sums(b))[:count].tolist() for b, count in counted],
+            "evaluated_sums": [
+                to_host(masked_sums(b))[: len(found)].tolist() for b, found in counted
+            ],
         }
     print(json.dumps(report))
 
