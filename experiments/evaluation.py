@@ -56,10 +56,8 @@ def evaluate_split(
         prediction, *both = evaluate(params, statistics, batch)
         # Not fetched yet: the host prepares the next batch while the devices work.
         errors.append((both, len(indices)))
-        wanted = (
-            indices if quantities and split.has_quantities else np.intersect1d(indices, pictured)
-        )
-        if not len(wanted):
+        integrate = quantities and split.has_quantities
+        if not integrate and not set(indices) & set(pictured):
             continue
         # Fetched whole: on several hosts all of them take part.
         for index, fields in zip(indices, _on_host(prediction, structured_shape), strict=False):

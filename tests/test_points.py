@@ -10,6 +10,7 @@ from conftest import on_any_mesh, on_mesh, on_meshes
 from jax.sharding import PartitionSpec
 
 import parallel
+from parallel.points import place
 
 
 def cloud(batch: int, *shape: int) -> np.ndarray:
@@ -93,6 +94,32 @@ def test_array_that_is_sharded_already_stays_equal(mesh):
     assert twice.sharding == once.sharding
     assert np.asarray(mask).all()
     np.testing.assert_array_equal(twice, x)
+
+
+@on_any_mesh
+def test_batches_of_any_samples_can_have_one_length(mesh):
+    with on_mesh(mesh):
+        shapes = set()
+        for lengths in ((13, 97), (5, 7), (101, 101)):
+            samples = [cloud(n, 3) for n in lengths]
+            sharded, mask = parallel.shard_points(samples, length=101)
+            np.testing.assert_array_equal(np.asarray(mask).sum(1), lengths)
+            for sample, row, real in zip(
+                samples, np.asarray(sharded), np.asarray(mask), strict=True
+            ):
+                np.testing.assert_array_equal(row[real], sample)
+                np.testing.assert_array_equal(row[~real], 0)
+            shapes.add(sharded.shape)
+    assert shapes == {(2, math.ceil(101 / shards(mesh)) * shards(mesh), 3)}
+
+
+@on_meshes
+def test_tokens_of_a_batch_are_whole_on_every_shard_of_the_points(mesh):
+    x = cloud(4, 3, 5)
+    with on_mesh(mesh):
+        placed = place(x, split_points=False)
+    assert spec_of(placed) == PartitionSpec("data", None, None)
+    np.testing.assert_array_equal(placed, x)
 
 
 @on_any_mesh
@@ -235,6 +262,13 @@ def test_flat_and_spatial_grids_stay_aligned(mesh, grid):
         (np.ones((2, 6, 3)), dict(structured_shape=()), r"2 or 3 positive integers; got \(\)"),
         (np.ones((2, 6, 3)), dict(structured_shape=6), "2 or 3 positive integers; got 6"),
         (np.ones((2, 6, 3)), dict(structured_shape=(2.5, 3)), "2 or 3 positive integers; got"),
+        (np.ones((2, 6, 3)), dict(length=5), "length: expected at least the 6 points .* got 5"),
+        (np.ones((2, 6, 3)), dict(length=8.0), "length: expected at least the 6 .* got 8.0"),
+        (
+            np.ones((2, 6, 3)),
+            dict(length=8, structured_shape=(2, 3)),
+            "length: expected .* of a cloud; got 8",
+        ),
         ("points", {}, "expected numbers, got type <U6"),
         (["points"], {}, "sample 0: expected numbers, got type <U6"),
         (np.ones((2, 4, 3), object), {}, "expected numbers, got type object"),
