@@ -33,7 +33,7 @@ def draw_predictions(
     rows = [draw(dataset, index, fields) for index, fields in predictions.items()]
     columns = len(rows[0])
     figure, axes = plt.subplots(
-        len(rows), columns, figsize=(3.3 * columns, 3 * len(rows)), squeeze=False,
+        len(rows), columns, figsize=(13, 3 * len(rows)), squeeze=False,
         layout="constrained",
     )  # fmt: skip
     for row, panels in zip(axes, rows, strict=True):
