@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float, UInt32
 
 from flare_jax.heads import HeadLinear, map_into, map_out
 from parallel.contraction import contract, product
-from parallel.streaming import Chunking, Places, map_points, sum_over_points
+from parallel.streaming import Chunking, Places, map_points, pull_back_sums, sum_over_points
 
 # Added to the sum of a slice's weights, as the reference does: an empty slice becomes zero.
 _EMPTY_SLICE = 1e-2
@@ -112,11 +112,11 @@ def _tokens_backward(residuals, gradients):
     centre = tokens.mean(2, keepdims=True)
     latents = {"centre": centre, "tokens": tokens - centre}
 
-    def deviations(weights, points):
-        return sum_over_points(_pool_deviations, _chunking(weights), weights, latents, points)
-
-    _, pull = jax.vjp(deviations, weights, points)
-    return pull((d_tokens / totals, d_points))
+    d_sums = d_tokens / totals
+    d_weights, _, d_points = pull_back_sums(
+        _pool_deviations, _chunking(weights), weights, latents, points, d_sums, d_points
+    )
+    return d_weights, d_points
 
 
 _tokens.defvjp(_tokens_forward, _tokens_backward)

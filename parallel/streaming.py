@@ -32,7 +32,14 @@ from parallel.mesh import DATA, POINTS
 from parallel.softmax import accumulation_dtype
 from parallel.walk import OVER, Chunking, Places, Walk, all_sum, floating_leaves
 
-__all__ = ["Chunking", "Places", "map_points", "softmax_over_points", "sum_over_points"]
+__all__ = [
+    "Chunking",
+    "Places",
+    "map_points",
+    "pull_back_sums",
+    "softmax_over_points",
+    "sum_over_points",
+]
 
 _SAMPLES = P(DATA)
 _CLOUD = P(DATA, POINTS)
@@ -112,14 +119,23 @@ def _sum_forward(function, chunking, weights, latents, points):
 
 
 def _sum_backward(function, chunking, residuals, gradients):
-    d_sums, d_points = gradients
+    return pull_back_sums(function, chunking, *residuals, *gradients)
+
+
+def pull_back_sums(
+    function: Callable, chunking: Chunking, weights, latents, points, d_sums, d_points
+) -> tuple[Any, Any, Any]:
+    """Gradients of weights, latents and points, from those of what `sum_over_points` returns.
+
+    For a sum whose gradient is better had from another function than the one that it is made by.
+    """
 
     def local(weights, latents, points, d_sums, d_points, *, axis):
         walk = Walk(function, chunking, weights, latents, points)
         return walk.gradients(lambda start, size: lambda made: d_sums, d_points)
 
     run = _island(local, (P(), _SAMPLES, _CLOUD, _SAMPLES, _CLOUD), (P(), _SAMPLES, _CLOUD))
-    return run(*residuals, d_sums, floating_leaves(d_points))
+    return run(weights, latents, points, d_sums, floating_leaves(d_points))
 
 
 _sum.__wrapped__.defvjp(_sum_forward, _sum_backward)
