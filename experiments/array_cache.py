@@ -12,14 +12,21 @@ from jaxtyping import Shaped
 
 
 def require_folder(cache_dir: Path) -> Path:
-    """The folder of a cache, which need not exist yet.
+    """The folder of a cache, made if missing.
 
     Raises:
         NotADirectoryError: `cache_dir` is a file.
+        ValueError: it can't be made.
     """
     cache_dir = Path(cache_dir)
     if cache_dir.exists() and not cache_dir.is_dir():
         raise NotADirectoryError(f"cache_dir: expected a folder, got the file {cache_dir}")
+    try:
+        cache_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(
+            f"cache_dir: expected a folder that can be made; got {cache_dir} ({error.strerror})"
+        ) from error
     return cache_dir
 
 

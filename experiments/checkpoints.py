@@ -114,11 +114,10 @@ class Checkpoints:
         Raises:
             ValueError: the checkpoint is of another model, or damaged.
         """
-        where = f"{self.folder / str(step)}"
         wanted = _by_path(like)
-        problem = _difference(self._shapes(step, where), wanted)
+        problem = _difference(self._shapes(step), wanted)
         if problem:
-            raise ValueError(f"{where}: a checkpoint of another model: {problem}")
+            raise ValueError(f"{self.folder / str(step)}: a checkpoint of another model: {problem}")
         abstract = {
             path: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
             for path, leaf in wanted.items()
@@ -136,19 +135,27 @@ class Checkpoints:
                 ),
             )
         except Exception as error:
-            raise ValueError(f"{where}: the checkpoint is damaged: {_reason(error)}") from error
+            raise self._damaged(step, error) from error
         # Without a mesh, shapes alone carry no sharding, and Orbax reads onto the host.
         leaves = [jnp.asarray(restored.state[path]) for path in wanted]
         return jax.tree.unflatten(jax.tree.structure(like), leaves), restored.extra
 
-    def _shapes(self, step: int, where: str) -> dict[str, tuple[int, ...]]:
+    def _shapes(self, step: int) -> dict[str, tuple[int, ...]]:
         try:
             tree = self._manager.item_metadata(step).state
             if tree is None:
                 raise FileNotFoundError("the state has no metadata")
             return {path: tuple(leaf.shape) for path, leaf in tree.items()}
         except Exception as error:
-            raise ValueError(f"{where}: the checkpoint is damaged: {_reason(error)}") from error
+            raise self._damaged(step, error) from error
+
+    def _damaged(self, step: int, error: Exception) -> ValueError:
+        others = [other for other in self._manager.all_steps() if other < step]
+        remedy = f"go on from step {max(others)}" if others else "start anew"
+        return ValueError(
+            f"{self.folder / str(step)}: the checkpoint is damaged: {_reason(error)}; delete this "
+            f"folder to {remedy}"
+        )
 
     def close(self) -> None:
         """Waits for what is being saved, and closes."""

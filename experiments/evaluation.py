@@ -82,10 +82,9 @@ def _on_host(prediction, structured_shape):
 
 
 def r_squared(pairs: Float[np.ndarray, "n 2"]) -> float:
-    """Coefficient of determination of predicted against true values."""
+    """Coefficient of determination of predicted against true values, which must differ."""
     predicted, true = pairs.T
-    residual, spread = ((predicted - true) ** 2).sum(), ((true - true.mean()) ** 2).sum()
-    return float(1 - residual / spread) if spread else float("nan")
+    return float(1 - ((predicted - true) ** 2).sum() / ((true - true.mean()) ** 2).sum())
 
 
 def metrics_of(result: SplitResult, dataset: Dataset) -> dict:
@@ -93,7 +92,7 @@ def metrics_of(result: SplitResult, dataset: Dataset) -> dict:
 
     Means over the samples; `test_relative_l2` is the mean over the fields too, and of it median
     and largest are given. Fields are told apart where there are several; integrated quantities have
-    their coefficient of determination.
+    their coefficient of determination, where their true values differ.
     """
     of_samples = result.relative_l2.mean(1)
     metrics = {
@@ -108,5 +107,6 @@ def metrics_of(result: SplitResult, dataset: Dataset) -> dict:
             metrics[f"test_relative_l1_{field}"] = float(result.relative_l1[:, i].mean())
             metrics[f"test_relative_l2_{field}"] = float(result.relative_l2[:, i].mean())
     for name, pairs in result.quantities.items():
-        metrics[f"test_r2_{name}"] = r_squared(pairs)
+        if pairs[:, 1].std() > 0:
+            metrics[f"test_r2_{name}"] = r_squared(pairs)
     return metrics

@@ -46,7 +46,23 @@ def nearest_within(
 
     Returns:
         Indices `(Q, count)`, -1 in empty slots, and distances, infinite there.
+
+    Raises:
+        ValueError: no arrays of coordinates of one width, an empty cloud, or a coordinate that is
+            not finite.
     """
+    for name, cloud in (("queries", queries), ("points", points)):
+        shape = np.shape(cloud)
+        if not isinstance(cloud, np.ndarray) or len(shape) != 2 or not shape[0]:
+            raise ValueError(f"{name}: expected coordinates (N, D); got shape {shape}")
+        if shape[1] != points.shape[1]:
+            raise ValueError(f"{name}: expected the width {points.shape[1]} of points; got {shape}")
+        wrong = ~np.isfinite(cloud).all(1)
+        if wrong.any():
+            first = wrong.argmax()
+            raise ValueError(
+                f"{name}: expected finite coordinates; got {cloud[first].tolist()} at point {first}"
+            )
     tree, wanted = cKDTree(points), min(count + _SPARE, len(points))
     while True:
         _, found = tree.query(queries, wanted)

@@ -269,6 +269,7 @@ _ATTACK = (math.nextafter(-90, 0), math.nextafter(90, 0), "an angle within 90 de
 _SEED = (0, 2**32 - 1, "an integer in [0, 2**32)")
 _RANGES = {
     "model.concrete_dropout_weight": _NOT_NEGATIVE,
+    "model.scale": _ABOVE_ZERO,
     "data.train": _ABOVE_ZERO,
     "data.validation": _ABOVE_ZERO,
     "data.test": _ABOVE_ZERO,

@@ -140,6 +140,14 @@ class _Run:
         }
         self.checkpoints.save(step, self.state, extra, validation_error)
 
+    def require_finite(self, name: str, value, step: int) -> None:
+        """Ends a run that has diverged before it is saved."""
+        if not np.isfinite(value):
+            raise ValueError(
+                f"{self.folder}: expected a finite {name}; got {float(value)} at step {step}: try "
+                "a lower optimizer.learning_rate, in another folder"
+            )
+
     def advance(self, signals: StopSignals) -> bool:
         """Takes the steps that are left; False if a signal ended it before the last."""
         train, first = self.config.train, int(self.state.step)
@@ -169,7 +177,14 @@ class _Run:
             for step in range(first + 1, train.steps + 1):
                 self.state, metrics = step_function(self.state, next(self.loader))
                 log.advance()
-                if step % train.log_every == 0 or step == train.steps:
+                last = step == train.steps
+                due = last or step % train.checkpoint_every == 0
+                # Read once: a signal that comes later is met at the next step.
+                stop = signals.received
+                logged = last or step % train.log_every == 0
+                if logged or due or stop is not None:
+                    self.require_finite("loss", metrics.loss, step)
+                if logged:
                     log.write(
                         step,
                         {
@@ -178,10 +193,6 @@ class _Run:
                             "learning_rate": float(schedule(step - 1)),
                         },
                     )
-                last = step == train.steps
-                due = last or step % train.checkpoint_every == 0
-                # Read once: a signal that comes later is met at the next step.
-                stop = signals.received
                 if due or stop is not None:
                     jax.block_until_ready(self.state)
                     self.seconds = before + time.perf_counter() - started
@@ -189,6 +200,7 @@ class _Run:
                     # Also when told to stop: a run that goes on would not come back to it.
                     if due:
                         error = float(self.split("validation").relative_l2.mean())
+                        self.require_finite("validation error", error, step)
                         log.write(step, {"validation_relative_l2": error})
                     self.save(step, error)
                 if stop is not None and not last:
@@ -276,6 +288,12 @@ def main() -> int:
 
     try:
         job()
+    except OSError as error:
+        # Hydra makes the folder before it hands over.
+        raise ValueError(
+            f"hydra.run.dir: expected a folder that can be made; got {error.filename} "
+            f"({error.strerror})"
+        ) from error
     except (HydraException, OmegaConfBaseException) as error:
         overrides = [argument for argument in sys.argv[1:] if "=" in argument]
         with hydra.initialize_config_dir(str(configs.CONFIG_DIR), version_base="1.3"):

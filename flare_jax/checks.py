@@ -1,5 +1,7 @@
 """Checks of the arguments that models are made with; each error is one line."""
 
+from numbers import Integral
+
 import jax
 import jax.numpy as jnp
 
@@ -27,8 +29,10 @@ def check_heads_divide(n_head: int) -> None:
 
 
 def check_positive(**sizes: int) -> None:
-    """Refuses sizes below one, by the names that they are given here."""
+    """Refuses what is no integer or below one, by the names that sizes are given here."""
     for name, size in sizes.items():
+        if not isinstance(size, Integral) or isinstance(size, bool):
+            raise ValueError(f"{name}: expected an integer of at least 1; got {size!r}")
         if size < 1:
             raise ValueError(f"{name}: expected at least 1; got {size}")
 

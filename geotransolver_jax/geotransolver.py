@@ -1,7 +1,8 @@
 """The GeoTransolver model."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
+from numbers import Integral, Real
 from typing import Any, NamedTuple
 
 import jax
@@ -372,10 +373,10 @@ def _check_local_features(
     include: bool, geometry_dim, structured_shape, radii, counts, features: int
 ) -> list[tuple[float, int]]:
     """Radius and count of each scale; none without local features."""
-    radii = [0.05, 0.25] if radii is None else list(radii)
-    counts = [8, 32] if counts is None else list(counts)
     if not include:
         return []
+    radii = _numbers("radii", [0.05, 0.25] if radii is None else radii)
+    counts = _numbers("neighbors_in_radius", [8, 32] if counts is None else counts)
     if structured_shape is not None:
         raise ValueError(
             "include_local_features: expected False with a structured_shape, whose points have "
@@ -393,8 +394,17 @@ def _check_local_features(
         )
     if not all(radius > 0 for radius in radii):
         raise ValueError(f"radii: expected positive numbers; got {radii}")
-    if not all(count >= 1 for count in counts):
+    if not all(isinstance(count, Integral) and count >= 1 for count in counts):
         raise ValueError(f"neighbors_in_radius: expected positive integers; got {counts}")
+    check_positive(n_hidden_local=features)
     if features < 2:
         raise ValueError(f"n_hidden_local: expected at least 2; got {features}")
     return list(zip(radii, counts, strict=True))
+
+
+def _numbers(name: str, values) -> list:
+    valid = isinstance(values, Iterable) and not isinstance(values, str)
+    numbers = list(values) if valid else []
+    if not valid or not all(isinstance(x, Real) and not isinstance(x, bool) for x in numbers):
+        raise ValueError(f"{name}: expected a list of numbers; got {values!r}")
+    return numbers

@@ -179,6 +179,11 @@ def _streams(name: str, value, count: int) -> tuple:
         raise ValueError(
             f"{name}: expected an array, or a sequence of {count}; got {type(value).__name__}"
         )
+    for i, array in enumerate(values):
+        if array is not None and not hasattr(array, "ndim"):
+            raise ValueError(
+                f"{name}[{i}]: expected an array of this stream; got {type(array).__name__}"
+            )
     if len(values) != count:
         raise ValueError(
             f"{name}: expected {count} streams, as in functional_dim; got {len(values)}"

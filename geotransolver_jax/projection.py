@@ -14,6 +14,7 @@ from parallel import mesh as mesh_lib
 from parallel.convolution import grid_convolution
 from parallel.mesh import DATA, HEADS, POINTS
 from parallel.parameters import parameter
+from parallel.softmax import accumulation_dtype
 
 _INITIAL_TEMPERATURE = 0.5
 _KERNEL_SIZE = 3
@@ -57,7 +58,10 @@ class GridProjection(nnx.Module):
         if point_mask is not None:
             x = jnp.where(point_mask[..., None], x, 0)
         grid = x.astype(self.dtype).reshape(x.shape[0], -1, *self.row, x.shape[-1])
-        y = grid_convolution(grid, self.kernel[...]) + self.bias[...].astype(self.dtype)
+        # The sum widens, so that the gradient of the bias is gathered over the points in float32.
+        dtype = accumulation_dtype(self.dtype)
+        y = grid_convolution(grid, self.kernel[...]).astype(dtype) + self.bias[...].astype(dtype)
+        y = y.astype(self.dtype)
         return mesh_lib.constrain(y.reshape(*x.shape[:2], -1), DATA, POINTS, HEADS)
 
 

@@ -39,7 +39,8 @@ def gather_neighbors(
         ValueError: shapes that do not fit, or lengths that the mesh axis does not divide.
     """
     _check("gather_neighbors", features, indices)
-    return _gather(features.shape, indices, features)
+    # A narrower type could not count the points.
+    return _gather(features.shape, jnp.asarray(indices, jnp.int32), features)
 
 
 def project_neighbors(
@@ -69,7 +70,7 @@ def project_neighbors(
             "project_neighbors: expected kernel (K, C, F) = "
             f"({indices.shape[-1]}, {features.shape[-1]}, F), got {kernel.shape}"
         )
-    return _project(features, indices, kernel)
+    return _project(features, jnp.asarray(indices, jnp.int32), kernel)
 
 
 def _check(name: str, features, indices) -> None:

@@ -69,6 +69,11 @@ def radius_search(
         ValueError: shapes that do not fit, lengths that the mesh axis does not divide, a radius
             that is not positive, or a count below 1.
     """
+    for name, array in (("queries", queries), ("points", points)):
+        if not isinstance(array, jax.Array | np.ndarray):
+            raise ValueError(
+                f"radius_search: {name}: expected an array (B, N, D), got {type(array).__name__}"
+            )
     _check(queries, points, radius, count, point_mask)
     queries, points = jax.lax.stop_gradient((jnp.asarray(queries), jnp.asarray(points)))
     return _search(float(radius), int(count), queries, points, point_mask)

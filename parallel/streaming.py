@@ -43,6 +43,7 @@ __all__ = [
 
 _SAMPLES = P(DATA)
 _CLOUD = P(DATA, POINTS)
+_PLACES = Places(P(DATA), P(POINTS))
 
 
 def sum_over_points(
@@ -103,8 +104,8 @@ def _sum(function, chunking, weights, latents, points):
 
 
 def _sum_forward(function, chunking, weights, latents, points):
-    def local(weights, latents, points, *, axis):
-        walk = Walk(function, chunking, weights, latents, points)
+    def local(places, weights, latents, points, *, axis):
+        walk = Walk(function, chunking, places, weights, latents, points)
         zeros = jax.tree.map(
             lambda leaf: jnp.zeros(leaf.shape, accumulation_dtype(leaf.dtype)), walk.made
         )
@@ -114,8 +115,12 @@ def _sum_forward(function, chunking, weights, latents, points):
 
         return all_sum(walk.fold(add, zeros), mesh_lib.split_axes(POINTS), lead=2)
 
-    run = _island(local, (P(), _SAMPLES, _CLOUD), _SAMPLES)
-    return (run(weights, latents, _tied(points)), points), (weights, latents, points)
+    run = _island(local, (_PLACES, P(), _SAMPLES, _CLOUD), _SAMPLES)
+    return (run(Places.of(points), weights, latents, _tied(points)), points), (
+        weights,
+        latents,
+        points,
+    )
 
 
 def _sum_backward(function, chunking, residuals, gradients):
@@ -130,12 +135,14 @@ def pull_back_sums(
     For a sum whose gradient is better had from another function than the one that it is made by.
     """
 
-    def local(weights, latents, points, d_sums, d_points, *, axis):
-        walk = Walk(function, chunking, weights, latents, points)
+    def local(places, weights, latents, points, d_sums, d_points, *, axis):
+        walk = Walk(function, chunking, places, weights, latents, points)
         return walk.gradients(lambda start, size: lambda made: d_sums, d_points)
 
-    run = _island(local, (P(), _SAMPLES, _CLOUD, _SAMPLES, _CLOUD), (P(), _SAMPLES, _CLOUD))
-    return run(weights, latents, points, d_sums, floating_leaves(d_points))
+    run = _island(
+        local, (_PLACES, P(), _SAMPLES, _CLOUD, _SAMPLES, _CLOUD), (P(), _SAMPLES, _CLOUD)
+    )
+    return run(Places.of(points), weights, latents, points, d_sums, floating_leaves(d_points))
 
 
 _sum.__wrapped__.defvjp(_sum_forward, _sum_backward)
@@ -148,8 +155,8 @@ def _softmax(function, chunking, weights, latents, points):
 
 
 def _softmax_forward(function, chunking, weights, latents, points):
-    def local(weights, latents, points, *, axis):
-        walk = Walk(function, chunking, weights, latents, points)
+    def local(places, weights, latents, points, *, axis):
+        walk = Walk(function, chunking, places, weights, latents, points)
         scores, values = walk.made
 
         def add(start, size, sums):
@@ -158,16 +165,16 @@ def _softmax_forward(function, chunking, weights, latents, points):
         sums = softmax.start(*scores.shape[:3], values.shape[-1], scores.dtype)
         return softmax.finish(softmax.merge(walk.fold(add, sums), axis))
 
-    run = _island(local, (P(), _SAMPLES, _CLOUD), _SAMPLES)
-    means, log_sum_exp = run(weights, latents, _tied(points))
+    run = _island(local, (_PLACES, P(), _SAMPLES, _CLOUD), _SAMPLES)
+    means, log_sum_exp = run(Places.of(points), weights, latents, _tied(points))
     return (means, points), (weights, latents, points, means, log_sum_exp)
 
 
 def _softmax_backward(function, chunking, residuals, gradients):
     d_means, d_points = gradients
 
-    def local(weights, latents, points, means, log_sum_exp, d_means, d_points, *, axis):
-        walk = Walk(function, chunking, weights, latents, points)
+    def local(places, weights, latents, points, means, log_sum_exp, d_means, d_points, *, axis):
+        walk = Walk(function, chunking, places, weights, latents, points)
         delta = (d_means * means).sum(-1)
 
         def d_made(made):
@@ -181,8 +188,10 @@ def _softmax_backward(function, chunking, residuals, gradients):
         return walk.gradients(lambda start, size: d_made, d_points)
 
     samples = (_SAMPLES,) * 3
-    run = _island(local, (P(), _SAMPLES, _CLOUD, *samples, _CLOUD), (P(), _SAMPLES, _CLOUD))
-    return run(*residuals, d_means, floating_leaves(d_points))
+    run = _island(
+        local, (_PLACES, P(), _SAMPLES, _CLOUD, *samples, _CLOUD), (P(), _SAMPLES, _CLOUD)
+    )
+    return run(Places.of(residuals[2]), *residuals, d_means, floating_leaves(d_points))
 
 
 _softmax.__wrapped__.defvjp(_softmax_forward, _softmax_backward)
@@ -195,8 +204,8 @@ def _map(function, chunking, weights, latents, points):
 
 
 def _map_forward(function, chunking, weights, latents, points):
-    def local(weights, latents, points, *, axis):
-        walk = Walk(function, chunking, weights, latents, points)
+    def local(places, weights, latents, points, *, axis):
+        walk = Walk(function, chunking, places, weights, latents, points)
         outputs = jax.tree.map(
             lambda leaf: jnp.zeros((leaf.shape[0], walk.total, *leaf.shape[2:]), leaf.dtype),
             walk.made,
@@ -209,13 +218,13 @@ def _map_forward(function, chunking, weights, latents, points):
 
         return walk.fold(write, outputs)
 
-    run = _island(local, (P(), _SAMPLES, _CLOUD), _CLOUD)
-    return run(weights, latents, _tied(points)), (weights, latents, points)
+    run = _island(local, (_PLACES, P(), _SAMPLES, _CLOUD), _CLOUD)
+    return run(Places.of(points), weights, latents, _tied(points)), (weights, latents, points)
 
 
 def _map_backward(function, chunking, residuals, d_outputs):
-    def local(weights, latents, points, d_outputs, *, axis):
-        walk = Walk(function, chunking, weights, latents, points)
+    def local(places, weights, latents, points, d_outputs, *, axis):
+        walk = Walk(function, chunking, places, weights, latents, points)
 
         def d_made_of(start, size):
             return lambda made: jax.tree.map(
@@ -224,8 +233,8 @@ def _map_backward(function, chunking, residuals, d_outputs):
 
         return walk.gradients(d_made_of)
 
-    run = _island(local, (P(), _SAMPLES, _CLOUD, _CLOUD), (P(), _SAMPLES, _CLOUD))
-    return run(*residuals, d_outputs)
+    run = _island(local, (_PLACES, P(), _SAMPLES, _CLOUD, _CLOUD), (P(), _SAMPLES, _CLOUD))
+    return run(Places.of(residuals[2]), *residuals, d_outputs)
 
 
 _map.__wrapped__.defvjp(_map_forward, _map_backward)

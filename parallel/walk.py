@@ -19,7 +19,10 @@ OVER = (DATA, POINTS)
 
 
 class Places(NamedTuple):
-    """Where the points of a chunk stand in the whole batch, for what is random.
+    """Where points stand in the whole batch, for what is random.
+
+    Split like the points, each shard has its own. A shard that asked for its number instead would
+    do so by an instruction that the compiler's partitioner does not always know (JAX 0.10.2).
 
     Attributes:
         samples: `(B,)`.
@@ -28,6 +31,12 @@ class Places(NamedTuple):
 
     samples: Int[Array, " B"]
     points: Int[Array, " n"]
+
+    @classmethod
+    def of(cls, points) -> "Places":
+        """Those of a tree of arrays `(B, N, ...)`."""
+        batch, total = jax.tree.leaves(points)[0].shape[:2]
+        return cls(jnp.arange(batch), jnp.arange(total))
 
 
 @dataclass(frozen=True)
@@ -59,11 +68,11 @@ class Walk:
         total: points of the shard.
     """
 
-    def __init__(self, function, chunking: Chunking, weights, latents, points):
-        self._batch, self.total = jax.tree.leaves(points)[0].shape[:2]
-        self._function = function
+    def __init__(self, function, chunking: Chunking, places: Places, weights, latents, points):
+        batch, self.total = jax.tree.leaves(points)[0].shape[:2]
+        self._function, self._places = function, places
         self._weights, self._latents, self._points = weights, latents, points
-        self._length = chunking.length(self.total, self._batch)
+        self._length = chunking.length(self.total, batch)
 
     def fold(self, body: Callable, carry):
         """Folds `carry = body(start, size, carry)` over the chunks."""
@@ -126,18 +135,11 @@ class Walk:
         return *jax.tree.map(narrow, (d_weights, d_latents), summed), d_points
 
     def _call(self, weights, latents, chunk, start, size: int):
-        places = Places(
-            _shard(DATA) * self._batch + jnp.arange(self._batch),
-            _shard(POINTS) * self.total + start + jnp.arange(size),
-        )
+        places = self._places._replace(points=chunks.take(self._places.points, start, size, 0))
         return self._function(weights, latents, chunk, places)
 
     def _chunk(self, start, size: int):
         return jax.tree.map(lambda leaf: chunks.take(leaf, start, size, 1), self._points)
-
-
-def _shard(axis: str):
-    return jax.lax.axis_index(axis) if mesh_lib.split_axes(axis) else 0
 
 
 def floating_leaves(tree):

@@ -264,6 +264,26 @@ def test_experiment_that_does_not_fit_together_is_one_line(tmp_path, cache, over
     assert_refused(call(train.main, *arguments, *override.split()), message)
 
 
+def test_diverged_run_is_one_line_and_saves_nothing(tmp_path, cache):
+    arguments = [*RUN, f"data.cache_dir={cache}", f"hydra.run.dir={tmp_path / 'run'}"]
+    result = call(train.main, *arguments, "optimizer.learning_rate=1e30")
+    assert result.code == 2
+    # The bar of the training stands before it.
+    assert_one_line(result.err.rpartition("error: ")[2], "a finite", "got nan at step")
+    assert not list((tmp_path / "run" / "checkpoints").glob("[0-9]*"))
+
+
+@pytest.mark.parametrize(
+    ("key", "text"), [("hydra.run.dir", "hydra.run.dir: "), ("data.cache_dir", "cache_dir: ")]
+)
+def test_folder_that_cannot_be_made_is_one_line(key, text, tmp_path, cache):
+    (tmp_path / "file").touch()
+    folders = {"hydra.run.dir": tmp_path / "run", "data.cache_dir": cache}
+    folders[key] = tmp_path / "file" / "folder"
+    result = call(train.main, *RUN, *(f"{name}={path}" for name, path in folders.items()))
+    assert_refused(result, f"{text}expected a folder that can be made; got", "file/folder")
+
+
 def test_truncated_cache_is_one_line_for_both_commands(run, tmp_path, cache):
     (file,) = cache.glob("*.npz")
     damaged = tmp_path / file.name

@@ -132,6 +132,7 @@ def test_bad_override_ends_the_command_with_one_line(reached, override, message)
         ("train.seed=4294967296", "an integer in [0, 2**32); got 4294967296"),
         ("optimizer.learning_rate=0", "a positive number; got 0.0"),
         ("optimizer.learning_rate=nan", "a positive number; got nan"),
+        ("model.scale=nan", "a positive number; got nan"),
         ("optimizer.learning_rate=inf", "a positive number; got inf"),
         ("optimizer.adam_learning_rate=-1", "a positive number; got -1.0"),
         ("optimizer.weight_decay=-1", "a number of at least 0; got -1.0"),

@@ -192,6 +192,18 @@ def test_noise_is_the_same_on_every_mesh(option, mesh, float64):
     assert min(jax.tree.leaves(difference)) > 1e-3
 
 
+def test_every_option_at_once_compiles_on_samples_and_heads_alone(float64):
+    model = small(
+        **CONTEXT, **LOCAL, **STREAMS, n_hidden_local=4, plus=True, concrete_dropout=True,
+        remat="block", param_dtype=np.float64,
+    )  # fmt: skip
+    inputs = inputs_of(model, 9, 11)
+    expected = step(nnx.clone(model), inputs)
+    with on_mesh(dict(data=2, heads=4)):
+        actual = sharded_step(placed(model), inputs)
+    assert_trees_close(actual, expected, 1e-12)
+
+
 @pytest.mark.parametrize(
     ("option", "mesh"), [("fa", dict(points=8)), ("local", dict(data=2, points=4))], ids=str
 )

@@ -31,6 +31,13 @@ def make(**options) -> GeoTransolver:
         (dict(functional_dim="2"), ["functional_dim: expected a positive integer", "got '2'"]),
         (dict(functional_dim=[]), ["functional_dim: expected a positive integer", "got []"]),
         (dict(out_dim=[2, 1]), ["out_dim: expected 1 widths, as in functional_dim; got 2"]),
+        (dict(geometry_dim="3"), ["geometry_dim: expected an integer of at least 1; got '3'"]),
+        (dict(slice_num=2.5), ["slice_num: expected an integer of at least 1; got 2.5"]),
+        (dict(mlp_ratio=1.5), ["mlp_ratio: expected an integer of at least 1; got 1.5"]),
+        (LOCAL | dict(n_hidden_local=3.5), ["n_hidden_local: expected an integer", "got 3.5"]),
+        (LOCAL | dict(radii=0.3), ["radii: expected a list of numbers; got 0.3"]),
+        (LOCAL | dict(radii=["a"]), ["radii: expected a list of numbers; got ['a']"]),
+        (LOCAL | dict(neighbors_in_radius=[8.5]), ["expected positive integers; got [8.5]"]),
         (dict(geometry_dim=0), ["geometry_dim: expected at least 1; got 0"]),
         (dict(global_dim=0), ["global_dim: expected at least 1; got 0"]),
         (dict(n_head=3), ["n_head: expected a divisor of n_hidden=16; got 3"]),
@@ -97,7 +104,7 @@ def grid() -> GeoTransolver:
 
 CALLS = [
     ("model", dict(local_embedding=POSITIONS), ["local_embedding: expected shape (B, N, 2)"]),
-    ("model", dict(local_embedding=X.tolist()), ["local_embedding: expected 1 streams", "got 2"]),
+    ("model", dict(local_embedding=X.tolist()), ["local_embedding[0]: expected an array", "got list"]),
     ("model", dict(local_embedding="x"), ["local_embedding: expected an array, or", "got str"]),
     ("model", dict(geometry=None), ["geometry: expected an array", "got None"]),
     ("model", dict(global_embedding=None), ["global_embedding: expected an array", "got None"]),

@@ -41,3 +41,17 @@ def test_both_directions_of_every_sample():
             expected = parallel.radius_search(queries[None], searched[None], 0.5, 4)
             assert isinstance(neighbors, Neighbors)
             np.testing.assert_array_equal(neighbors.indices, expected.indices[0])
+
+
+@pytest.mark.parametrize(
+    ("queries", "points", "message"),
+    [
+        (np.ones((2, 3)), np.ones((0, 3)), r"points: expected coordinates .* got shape \(0, 3\)"),
+        (np.ones(3), np.ones((1, 3)), r"queries: expected coordinates \(N, D\); got shape \(3,\)"),
+        (np.ones((2, 2)), np.ones((4, 3)), r"queries: expected the width 3 of points; got"),
+        (np.array([[0.0, np.nan]]), np.ones((4, 2)), r"queries: expected finite .* at point 0"),
+    ],
+)
+def test_bad_clouds_are_named(queries, points, message):
+    with pytest.raises(ValueError, match=message):
+        nearest_within(queries, points, 1.0, 2)

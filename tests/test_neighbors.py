@@ -492,3 +492,18 @@ def test_features_that_do_not_fit_are_named():
         ValueError, match=r"expected kernel \(K, C, F\) = \(6, 3, F\), got \(3, 6, 2\)$"
     ):
         parallel.project_neighbors(features, indices, np.ones((3, 6, 2)))
+
+
+def test_indices_of_any_integer_type_are_taken():
+    features = jnp.arange(1.0, 301.0).reshape(1, 300, 1)
+    for dtype in (np.uint8, np.int16, np.int64):
+        indices = np.array([[[1, 100, 127]]], dtype)
+        gathered = parallel.gather_neighbors(features, indices)
+        np.testing.assert_array_equal(gathered[..., 0], [[[2, 101, 128]]])
+        projected = parallel.project_neighbors(features, indices, jnp.ones((3, 1, 1)))
+        np.testing.assert_array_equal(projected, [[[231]]])
+
+
+def test_lists_are_refused_by_name():
+    with pytest.raises(ValueError, match=r"radius_search: queries: expected an array .* got list"):
+        parallel.radius_search([[[0.0]]], jnp.ones((1, 4, 1)), 1.0, 2)

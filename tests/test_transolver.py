@@ -22,6 +22,7 @@ from flax import nnx
 
 import parallel
 from geotransolver_jax import PhysicsAttention, Transolver
+from geotransolver_jax.projection import GridProjection
 
 OPTIONS = {"plain": {}, "plus": dict(plus=True)}
 GRIDS = [(9, 7), (5, 4, 3), (85, 85), (3, 2)]
@@ -162,6 +163,18 @@ def test_initial_weights_are_distributed_as_in_the_reference():
     kernel = np.asarray(attention.project_point.kernel[...])
     assert np.abs(kernel).max() <= bound
     assert np.std(kernel) == pytest.approx(bound / np.sqrt(3), rel=0.02)
+
+
+def test_bfloat16_gradient_of_a_grid_bias_is_gathered_in_float32():
+    projection = GridProjection(3, 4, (65,), rngs=nnx.Rngs(0), dtype=np.dtype("bfloat16"))
+    x = np.ones((1, 65 * 65, 3), np.float32)
+
+    def total(projection):
+        return projection(x).astype(np.float32).sum()
+
+    gradient = nnx.grad(total)(projection)["bias"][...]
+    # In bfloat16 the sum would end far below: more than 256 ones make no difference to it.
+    np.testing.assert_allclose(gradient, 65 * 65, rtol=1e-3)
 
 
 def test_structured_shape_of_one_axis_is_refused():
