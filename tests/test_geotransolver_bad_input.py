@@ -104,7 +104,7 @@ def grid() -> GeoTransolver:
 
 CALLS = [
     ("model", dict(local_embedding=POSITIONS), ["local_embedding: expected shape (B, N, 2)"]),
-    ("model", dict(local_embedding=X.tolist()), ["local_embedding[0]: expected an array", "got list"]),
+    ("model", dict(local_embedding=X.tolist()), ["local_embedding[0]: expected an array", "list"]),
     ("model", dict(local_embedding="x"), ["local_embedding: expected an array, or", "got str"]),
     ("model", dict(geometry=None), ["geometry: expected an array", "got None"]),
     ("model", dict(global_embedding=None), ["global_embedding: expected an array", "got None"]),
