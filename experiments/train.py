@@ -288,17 +288,17 @@ def main() -> int:
 
     try:
         job()
-    except OSError as error:
-        # Hydra makes the folder before it hands over.
-        raise ValueError(
-            f"hydra.run.dir: expected a folder that can be made; got {error.filename} "
-            f"({error.strerror})"
-        ) from error
     except (HydraException, OmegaConfBaseException) as error:
         overrides = [argument for argument in sys.argv[1:] if "=" in argument]
         with hydra.initialize_config_dir(str(configs.CONFIG_DIR), version_base="1.3"):
             known = known_keys(overrides)
         raise ValueError(explain(error, known)) from error
+    except OSError as error:
+        # Hydra makes the folder before it hands over; some of its own errors are of this kind too.
+        raise ValueError(
+            f"hydra.run.dir: expected a folder that can be made; got {error.filename} "
+            f"({error.strerror})"
+        ) from error
     if failure is not None:
         raise failure
     return code

@@ -8,6 +8,7 @@ os.environ["XLA_FLAGS"] = " ".join(
 os.environ["JAX_PLATFORMS"] = "cpu"
 
 import contextlib
+import gc
 import json
 from functools import partial
 from pathlib import Path
@@ -181,6 +182,23 @@ def value_and_gradients(model, inputs: dict):
     for name in inputs.keys() - {"time"}:
         d_inputs[name] = bring_back(d_inputs[name])
     return bring_back(output), (d_params, d_inputs)
+
+
+# A process may have 65,530 of them on Linux by default; each compiled program takes a few.
+_MEMORY_MAPS = 20_000
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forget_programs():
+    """Lets go of the programs of earlier modules before the process runs out of memory maps.
+
+    XLA would end it by a segmentation fault.
+    """
+    yield
+    maps = Path("/proc/self/maps")
+    if maps.exists() and maps.read_bytes().count(b"\n") > _MEMORY_MAPS:
+        jax.clear_caches()
+        gc.collect()
 
 
 @pytest.fixture(scope="module")
