@@ -119,6 +119,6 @@ def test_every_layer_draws_its_own():
             return parallel.points_uniform(dropout_key, x.shape) - x
 
     stack = BlockStack(lambda rngs: NoiseMinusInput(), 2, rngs=nnx.Rngs(0))
-    difference = stack(jnp.zeros((1, 50, 2)), None, KEY)
+    difference = stack(jnp.zeros((1, 50, 2)), None, key=KEY)
     # Of two uniform numbers; of the same one twice it would be zero.
     assert np.abs(difference).mean() > 0.2
