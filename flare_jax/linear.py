@@ -55,9 +55,11 @@ class Linear(nnx.Module):
         key, bias = rngs.params(), jnp.zeros(out_features, param_dtype)
         if initial == "normal":
             kernel = _KERNEL_DEVIATION * jax.random.normal(key, shape, param_dtype)
+        elif initial == "uniform":
+            kernel = uniform(key, shape, bound, param_dtype)
         else:
-            draw = uniform if initial == "uniform" else _orthogonal
-            kernel = draw(key, shape, bound, param_dtype)
+            kernel = jax.nn.initializers.orthogonal()(key, shape, param_dtype)
+        if initial != "normal":
             bias = uniform(rngs.params(), bias.shape, bound, param_dtype)
         self.kernel = parameter(kernel, in_axis, out_axis)
         if use_bias:
@@ -76,10 +78,6 @@ def uniform(
 ) -> Float[Array, "..."]:
     """Numbers within a bound, in which PyTorch draws linear and convolutional weights."""
     return jax.random.uniform(key, shape, dtype, -bound, bound)
-
-
-def _orthogonal(key, shape, bound, dtype):
-    return jax.nn.initializers.orthogonal()(key, shape, dtype)
 
 
 def linear(

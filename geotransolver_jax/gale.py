@@ -120,6 +120,15 @@ class ContextAttention(nnx.Module):
         return heads_lib.within(self.query, heads), mixing
 
 
+def _context_attention(
+    width: int, context_dim: int, state_mixing_mode: str, **types
+) -> ContextAttention | None:
+    """The cross-attention of a layer; none where there is no context."""
+    if not context_dim:
+        return None
+    return ContextAttention(width, context_dim, state_mixing_mode, **types)
+
+
 def weighted_mean(mixing, own, cross):
     """`own` by the sigmoid of `mixing`, and `cross` by the rest."""
     share = jax.nn.sigmoid(mixing.astype(accumulation_dtype(own.dtype)))
@@ -175,11 +184,7 @@ class GALE(PhysicsAttention):
             initial_slices="orthogonal",
             **types,
         )
-        self.cross = (
-            ContextAttention(dim // heads, context_dim, state_mixing_mode, **types)
-            if context_dim
-            else None
-        )
+        self.cross = _context_attention(dim // heads, context_dim, state_mixing_mode, **types)
         concrete = concrete_dropout and structured_shape is None
         self.concrete = ConcreteDropout(dropout, param_dtype=param_dtype) if concrete else None
 
@@ -246,11 +251,7 @@ class GALEFA(FLAREAttention):
         super().__init__(
             dim, heads, latents, width=dim // heads, dropout=dropout, initial="uniform", **types
         )
-        self.cross = (
-            ContextAttention(dim // heads, context_dim, state_mixing_mode, **types)
-            if context_dim
-            else None
-        )
+        self.cross = _context_attention(dim // heads, context_dim, state_mixing_mode, **types)
         self.concrete = (
             ConcreteDropout(dropout, param_dtype=param_dtype) if concrete_dropout else None
         )

@@ -272,7 +272,7 @@ class GeoTransolver(nnx.Module):
         if time is not None:
             raise NotImplementedError("time: expected None, since there is no time input yet")
         check_heads_divide(self.n_head)
-        single = isinstance(local_embedding, jax.Array) or hasattr(local_embedding, "ndim")
+        single = hasattr(local_embedding, "ndim")
         inputs, layouts = check_inputs(
             self,
             local_embedding,
