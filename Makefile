@@ -13,7 +13,8 @@ NEWEST_PYTHONS := python3.13 python3.12
 ARGS ?=
 PYTEST_ARGS ?=
 PIP := -m pip --quiet --disable-pip-version-check
-PYTEST := -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)
+# A process that dies ends the run: pytest-xdist may wait forever for the tests of one it replaces.
+PYTEST := -m pytest -n 2 --dist loadfile --max-worker-restart 0 $(PYTEST_ARGS)
 
 VENV := .venv
 NEWEST := .venv-newest

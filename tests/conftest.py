@@ -184,29 +184,39 @@ def value_and_gradients(model, inputs: dict):
     return bring_back(output), (d_params, d_inputs)
 
 
-# A process may have 65,530 of them on Linux by default; each compiled program takes a few.
-_MEMORY_MAPS = 20_000
+# A process may have 65,530 of them on Linux by default; each compiled program takes a few, a long
+# test some thousands.
+_MEMORY_MAPS = 40_000
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(autouse=True)
 def forget_programs():
-    """Lets go of the programs of earlier modules before the process runs out of memory maps.
+    """Lets go of compiled programs before the process runs out of memory maps.
 
     XLA would end it by a segmentation fault.
     """
     yield
     maps = Path("/proc/self/maps")
     if maps.exists() and maps.read_bytes().count(b"\n") > _MEMORY_MAPS:
-        jax.clear_caches()
-        gc.collect()
+        _forget_programs()
 
 
 @pytest.fixture(scope="module")
 def compile_fast():
-    """For a module whose programs run for less time than they are compiled."""
+    """For a module whose programs run for less time than they are compiled.
+
+    No other module may meet these programs: they differ from its own in the last digit.
+    """
+    _forget_programs()
     jax.config.update("jax_disable_most_optimizations", True)
     yield
     jax.config.update("jax_disable_most_optimizations", False)
+    _forget_programs()
+
+
+def _forget_programs() -> None:
+    jax.clear_caches()
+    gc.collect()
 
 
 @pytest.fixture(scope="module")
