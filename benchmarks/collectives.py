@@ -82,7 +82,7 @@ def shape_of(dims: str) -> tuple[int, ...]:
 
 
 def _groups(attributes: str) -> frozenset[frozenset[int]]:
-    """The three ways in which HLO writes groups of devices, and the pairs of a permutation."""
+    """The ways in which HLO writes groups of devices, and the pairs of a permutation."""
     listed = re.search(r"(?:replica_groups|source_target_pairs)=\{(\{[\d,{}]*\})\}", attributes)
     if listed is not None:
         groups = re.findall(r"\{([\d,]*)\}", listed[1])
@@ -92,12 +92,20 @@ def _groups(attributes: str) -> frozenset[frozenset[int]]:
         devices = np.arange(prod(shape_of(iota[2]))).reshape(shape_of(iota[2]))
         devices = devices.transpose(shape_of(iota[3])) if iota[3] else devices
         return _as_sets(devices.reshape(shape_of(iota[1])))
-    mesh = re.search(r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}", attributes)
+    mesh = re.search(
+        r"replica_groups=mesh\[([^\]]*)\],?"
+        r"(?: device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\))? \{([^}]*)\}",
+        attributes,
+    )
     if mesh is None:
         raise ValueError(f"collective: expected its groups of devices; got {attributes}")
     sizes = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", mesh[1])}
-    names, inside = list(sizes), re.findall(r"'(\w+)'", mesh[2])
-    devices = np.arange(prod(sizes.values())).reshape(tuple(sizes.values()))
+    names, inside = list(sizes), re.findall(r"'(\w+)'", mesh[4])
+    devices = np.arange(prod(sizes.values()))
+    if mesh[2] is not None:
+        devices = devices.reshape(shape_of(mesh[2]))
+        devices = devices.transpose(shape_of(mesh[3])) if mesh[3] else devices
+    devices = devices.reshape(tuple(sizes.values()))
     order = [names.index(name) for name in names if name not in inside]
     order += [names.index(name) for name in inside]
     return _as_sets(devices.transpose(order).reshape(-1, prod(sizes[name] for name in inside)))

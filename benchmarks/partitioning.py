@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import parallel
 from benchmarks.collectives import collectives
 from experiments.training import relative_l2
-from flare_jax.heads import HeadLinear
+from flare_jax.heads import HeadLinear, HeadScores
 from flare_jax.linear import linear
 from flare_jax.mixer import LatentWeights, flare_mixer
 from parallel import mesh as mesh_lib
@@ -32,11 +32,11 @@ def _layer_norm(x, scale):
     return (x - mean) / jnp.sqrt(x.var(-1, keepdims=True) + 1e-5) * scale
 
 
-def _dense_mixer(x, weights: LatentWeights, output: HeadLinear):
+def _dense_mixer(x, weights: LatentWeights, value: HeadLinear, output: HeadLinear):
     x = jnp.einsum("bnc,hcd->bnhd", x, weights.point.kernel) + weights.point.bias
-    keys = jnp.einsum("bnhd,hde->bnhe", x, weights.key.kernel) + weights.key.bias
-    values = jnp.einsum("bnhd,hde->bnhe", x, weights.value.kernel) + weights.value.bias
-    scores = jnp.einsum("hsd,bnhd->bhsn", weights.queries, keys)
+    values = jnp.einsum("bnhd,hde->bnhe", x, value.kernel) + value.bias
+    scores = jnp.einsum("hsd,bnhd->bhsn", weights.scores.kernel, x)
+    scores = scores + weights.scores.bias[..., None]
     latents = jnp.einsum("bhsn,bnhd->bhsd", jax.nn.softmax(scores, -1), values)
     y = jnp.einsum("bhsn,bhsd->bnhd", jax.nn.softmax(scores, 2), latents)
     return jnp.einsum("bnhd,hdc->bnc", y, output.kernel) + output.bias
@@ -57,11 +57,10 @@ def _pieces() -> dict[str, tuple[Callable, tuple]]:
     mixer = (
         points(_WIDTH),
         LatentWeights(
-            weight(_HEADS, _LATENTS, width),
             HeadLinear(weight(_HEADS, _WIDTH, width), weight(_HEADS, width)),
-            HeadLinear(weight(_HEADS, width, width), weight(_HEADS, width)),
-            HeadLinear(weight(_HEADS, width, width), weight(_HEADS, width)),
+            HeadScores(weight(_HEADS, _LATENTS, width), weight(_HEADS, _LATENTS)),
         ),
+        HeadLinear(weight(_HEADS, width, width), weight(_HEADS, width)),
         HeadLinear(weight(_HEADS, width, _WIDTH), weight(1, _WIDTH)),
     )
     slices = (points(_HEADS, _LATENTS), points(_HEADS, width))

@@ -6,8 +6,6 @@ the neighbours of some queries are compared with those found by comparing all pa
 
 import argparse
 import json
-import resource
-import sys
 import time
 from pathlib import Path
 
@@ -16,15 +14,10 @@ import numpy as np
 from scipy.spatial import cKDTree
 
 import parallel
+from benchmarks.memory import peak_mib
 from experiments.cli import one_line_errors
 
 _CHECKED = 1000
-
-
-def _peak_mib() -> float:
-    """Largest resident memory of this process so far."""
-    unit = 2**20 if sys.platform == "darwin" else 2**10
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
 
 
 def _timed(function):
@@ -65,10 +58,10 @@ def measure(queries: int, points: int, count: int, radius: float, size: float, s
     cloud = size * draw.random((1, points, 3), np.float32)
     # The device and the compiler are loaded before memory is counted.
     arrays = jax.block_until_ready((jax.device_put(query_cloud), jax.device_put(cloud)))
-    before = _peak_mib()
+    before = peak_mib()
     first = _timed(lambda: parallel.radius_search(*arrays, radius, count))[0]
     second, found = _timed(lambda: parallel.radius_search(*arrays, radius, count))
-    peak = _peak_mib() - before
+    peak = peak_mib() - before
 
     indices = np.asarray(found.indices[0])
     checked = draw.choice(queries, min(queries, _CHECKED), replace=False)

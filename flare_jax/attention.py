@@ -7,7 +7,8 @@ from jaxtyping import Array, Bool, Float, Key
 
 from flare_jax import heads as heads_lib
 from flare_jax.linear import Linear
-from flare_jax.mixer import LatentWeights, flare_mixer
+from flare_jax.mixer import LatentWeights, flare_mixer, score_weights
+from flare_jax.norm import LayerNorm
 from parallel.mesh import HEADS
 from parallel.parameters import parameter
 from parallel.random import points_dropout
@@ -72,6 +73,7 @@ class FLAREAttention(nnx.Module):
         x: Float[Array, "B N C"],
         point_mask: Bool[Array, "B N"] | None = None,
         dropout_key: Key[Array, ""] | None = None,
+        norm: LayerNorm | None = None,
     ) -> Float[Array, "B N C"]:
         """Mixes the points of each sample.
 
@@ -79,25 +81,26 @@ class FLAREAttention(nnx.Module):
             x: points; on a mesh N divides by the `points` axis.
             point_mask: True where a point is real.
             dropout_key: randomness of the dropout; without it there is none.
+            norm: normalizes the points in front.
 
         Returns:
             The mixed points.
         """
         y = flare_mixer(
             x.astype(self.dtype),
-            self.latent_weights(),
+            self.latent_weights(norm),
+            heads_lib.within(self.project_value, self.heads),
             heads_lib.out_of(self.project_out, self.heads),
             point_mask,
-            scale=self.scale,
             chunk_size=self.chunk_size,
         )
         return points_dropout(y, self.dropout, dropout_key)
 
-    def latent_weights(self) -> LatentWeights:
+    def latent_weights(self, norm: LayerNorm | None) -> LatentWeights:
         """The weights by which points and latents see each other."""
+        key = heads_lib.within(self.project_key, self.heads)
         return LatentWeights(
-            self.latent_queries[...],
-            heads_lib.into(self.project_in, self.heads),
-            heads_lib.within(self.project_key, self.heads),
-            heads_lib.within(self.project_value, self.heads),
+            heads_lib.into(self.project_in, self.heads, norm),
+            score_weights(self.latent_queries[...], key, self.scale),
+            normalized=norm is not None,
         )

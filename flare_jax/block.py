@@ -9,31 +9,11 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Key
 
 from flare_jax.mlp import MLP
+from flare_jax.norm import LayerNorm
 from parallel import mesh as mesh_lib
 from parallel.mesh import DATA, POINTS
 
-_NORM_EPSILON = 1e-5
 REMAT_POLICIES = ("none", "block")
-
-
-def layer_norm(
-    features: int,
-    *,
-    rngs: nnx.Rngs,
-    dtype: jax.typing.DTypeLike,
-    param_dtype: jax.typing.DTypeLike,
-) -> nnx.LayerNorm:
-    """Layer normalization over the channels; statistics in float32, in two passes."""
-    return nnx.LayerNorm(
-        features,
-        epsilon=_NORM_EPSILON,
-        use_fast_variance=False,
-        scale_metadata={"out_sharding": (None,), "eager_sharding": False},
-        bias_metadata={"out_sharding": (None,), "eager_sharding": False},
-        rngs=rngs,
-        dtype=dtype,
-        param_dtype=param_dtype,
-    )
 
 
 class Block(nnx.Module):
@@ -53,7 +33,7 @@ class Block(nnx.Module):
         """Puts a block around an attention layer.
 
         Args:
-            attention: called as `attention(x, point_mask, key)`.
+            attention: called as `attention(x, point_mask, key, norm)`; it normalizes `x` first.
             dim: width of the points.
             mlp_ratio: hidden width of the perceptron, in units of `dim`.
             act: activation of the perceptron.
@@ -61,11 +41,11 @@ class Block(nnx.Module):
             dtype: type to compute in.
             param_dtype: type of the weights.
         """
-        types = dict(rngs=rngs, dtype=dtype, param_dtype=param_dtype)
-        self.norm_attention = layer_norm(dim, **types)
+        types = dict(dtype=dtype, param_dtype=param_dtype)
+        self.norm_attention = LayerNorm(dim, **types)
         self.attention = attention
-        self.norm_mlp = layer_norm(dim, **types)
-        self.mlp = MLP(dim, dim * mlp_ratio, dim, act=act, **types)
+        self.norm_mlp = LayerNorm(dim, **types)
+        self.mlp = MLP(dim, dim * mlp_ratio, dim, act=act, rngs=rngs, **types)
 
     def __call__(
         self,
@@ -74,8 +54,8 @@ class Block(nnx.Module):
         key: Key[Array, ""] | None = None,
     ) -> Float[Array, "B N C"]:
         """Applies the block."""
-        x = x + self.attention(self.norm_attention(x), point_mask, key)
-        x = x + self.mlp(self.norm_mlp(x))
+        x = x + self.attention(x, point_mask, key, self.norm_attention)
+        x = self.mlp.residual(x, self.norm_mlp)
         return mesh_lib.constrain(x, DATA, POINTS, None)
 
 

@@ -1,7 +1,8 @@
 """Linear maps of points into, within and out of attention heads, on a chunk of points.
 
 Weights come with a leading axis of heads, as `parallel.streaming` wants them, and are multiplied in
-the type of the points; sums are in float32 or wider.
+the type of the points; sums are in float32 or wider. Inside the heads the points are the last axis,
+as they are of scores: products of the two then need no other layout.
 """
 
 from typing import NamedTuple
@@ -11,7 +12,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from flare_jax.linear import Linear
-from parallel.contraction import contract
+from flare_jax.norm import LayerNorm, standardize
+from parallel.contraction import contract, product
 
 
 class HeadLinear(NamedTuple):
@@ -26,6 +28,28 @@ class HeadLinear(NamedTuple):
     bias: Float[Array, "#H O"]
 
 
+class HeadScores(NamedTuple):
+    """Weights of scores of each head; laid out as their gradient comes out of a product.
+
+    Attributes:
+        kernel: `(H, S, D)`.
+        bias: `(H, S)`.
+    """
+
+    kernel: Float[Array, "H S D"]
+    bias: Float[Array, "H S"]
+
+    @classmethod
+    def of(cls, linear: HeadLinear) -> "HeadScores":
+        """Those of a linear map `(H, D, S)`."""
+        return cls(linear.kernel.swapaxes(1, 2), linear.bias)
+
+    def __call__(self, heads: Float[Array, "B H D n"]) -> Float[Array, "B H S n"]:
+        """Scores of a chunk of points, in float32 or wider."""
+        scores = contract("bhdn,hsd->bhsn", heads, self.kernel)
+        return scores + self.bias.astype(scores.dtype)[..., None]
+
+
 def head_width(dim: int, heads: int) -> int:
     """Width of a head.
 
@@ -37,11 +61,20 @@ def head_width(dim: int, heads: int) -> int:
     return dim // heads
 
 
-def into(linear: Linear, heads: int) -> HeadLinear:
-    """A layer whose outputs are those of the heads one after another."""
-    kernel = linear.kernel[...]
+def into(linear: Linear, heads: int, norm: LayerNorm | None = None) -> HeadLinear:
+    """A layer whose outputs are those of the heads one after another.
+
+    Args:
+        linear: the layer.
+        heads: number of heads.
+        norm: normalization in front, whose scale and shift the result has in it.
+    """
+    kernel, bias = linear.kernel[...], linear.bias[...]
+    if norm is not None:
+        bias = bias + product("c,cd->d", norm.bias[...], kernel).astype(bias.dtype)
+        kernel = norm.scale[...][:, None] * kernel
     split = kernel.reshape(kernel.shape[0], heads, -1).swapaxes(0, 1)
-    return HeadLinear(split, linear.bias[...].reshape(heads, -1))
+    return HeadLinear(split, bias.reshape(heads, -1))
 
 
 def out_of(linear: Linear, heads: int) -> HeadLinear:
@@ -59,27 +92,36 @@ def within(linear: Linear, heads: int) -> HeadLinear:
     )
 
 
-def map_into(
-    weights: HeadLinear, x: Float[Array, "B n C"], mask: Bool[Array, "B n"] | None
-) -> Float[Array, "B n H D"]:
-    """Heads of the points; of zeros where they are padding, whatever these hold."""
-    if mask is not None:
-        x = jnp.where(mask[..., None], x, 0)
-    return _biased(contract("bnc,hcd->bnhd", x, weights.kernel), weights.bias, x.dtype)
+def visible(
+    x: Float[Array, "B n C"], mask: Bool[Array, "B n"] | None, normalized: bool
+) -> Float[Array, "B n C"]:
+    """Points as a layer sees them: zeros where they are padding, and standardized if it says so."""
+    x = hide(x, mask)
+    return standardize(x) if normalized else x
 
 
-def map_within(weights: HeadLinear, x: Float[Array, "B n H D"]) -> Float[Array, "B n H E"]:
+def map_into(weights: HeadLinear, x: Float[Array, "B n C"]) -> Float[Array, "B H D n"]:
+    """Heads of the points."""
+    return _biased(contract("bnc,hcd->bhdn", x, weights.kernel), weights.bias, x.dtype)
+
+
+def map_within(weights: HeadLinear, x: Float[Array, "B H D n"]) -> Float[Array, "B H E n"]:
     """A linear map of each head."""
-    return _biased(contract("bnhd,hde->bnhe", x, weights.kernel), weights.bias, x.dtype)
+    return _biased(contract("bhdn,hde->bhen", x, weights.kernel), weights.bias, x.dtype)
 
 
 def map_out(
-    weights: HeadLinear, x: Float[Array, "B n H D"], mask: Bool[Array, "B n"] | None
+    weights: HeadLinear, x: Float[Array, "B H D n"], mask: Bool[Array, "B n"] | None
 ) -> Float[Array, "B n C"]:
     """The output that the heads sum to; zero where points are padding."""
-    y = _biased(contract("bnhd,hdc->bnc", x, weights.kernel), weights.bias[0], x.dtype)
-    return y if mask is None else jnp.where(mask[..., None], y, 0)
+    y = contract("bhdn,hdc->bnc", x, weights.kernel)
+    return hide((y + weights.bias[0].astype(y.dtype)).astype(x.dtype), mask)
+
+
+def hide(x: Float[Array, "B n C"], mask: Bool[Array, "B n"] | None) -> Float[Array, "B n C"]:
+    """Points with zeros where they are padding, whatever these hold."""
+    return x if mask is None else jnp.where(mask[..., None], x, 0)
 
 
 def _biased(product: jax.Array, bias: jax.Array, dtype: jax.typing.DTypeLike) -> jax.Array:
-    return (product + bias.astype(product.dtype)).astype(dtype)
+    return (product + bias.astype(product.dtype)[..., None]).astype(dtype)

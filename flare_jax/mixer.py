@@ -11,41 +11,55 @@ chunk of points at a time, forward and backward; `parallel.streaming` merges the
 they exchange a maximum and one packed sum, backward a sum of `dz` beside the weight gradients.
 """
 
-from functools import partial
-from typing import NamedTuple
+from dataclasses import dataclass, field
 
 import jax
 from jaxtyping import Array, Bool, Float
 
-from flare_jax.heads import HeadLinear, map_into, map_out, map_within
+from flare_jax.heads import HeadLinear, HeadScores, map_into, map_out, visible
 from parallel import softmax
-from parallel.contraction import contract, product
+from parallel.contraction import product
 from parallel.streaming import Chunking, map_points, softmax_over_points
 
 
-class LatentWeights(NamedTuple):
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class LatentWeights:
     """Weights by which points and latents see each other.
 
     Attributes:
-        queries: latent queries, `(H, S, D)`.
         point: `(H, C, D)`, from the input to the heads.
-        key: `(H, D, D)`.
-        value: `(H, D, D)`; not read by the decode step.
+        scores: from the heads to their scores, see `score_weights`.
+        normalized: whether points are standardized in front.
     """
 
-    queries: Float[Array, "H S D"]
     point: HeadLinear
-    key: HeadLinear
-    value: HeadLinear | None
+    scores: HeadScores
+    normalized: bool = field(default=False, metadata={"static": True})
+
+
+def score_weights(queries: Float[Array, "H S D"], key: HeadLinear, scale: float) -> HeadScores:
+    """Scores of a head's points are linear in them: the keys need not be made.
+
+    Args:
+        queries: latent queries.
+        key: `(H, D, D)`, from the heads to their keys.
+        scale: factor of the scores.
+
+    Returns:
+        The map from the heads to `scale * keys . queries`.
+    """
+    kernel = scale * product("hse,hde->hsd", queries, key.kernel)
+    return HeadScores(kernel, scale * product("hse,he->hs", queries, key.bias))
 
 
 def flare_mixer(
     x: Float[Array, "B N C"],
     weights: LatentWeights,
+    value: HeadLinear,
     output: HeadLinear,
     point_mask: Bool[Array, "B N"] | None = None,
     *,
-    scale: float = 1.0,
     chunk_size: int | None = None,
 ) -> Float[Array, "B N C"]:
     """FLARE attention from the input of a layer to its output.
@@ -53,57 +67,65 @@ def flare_mixer(
     Args:
         x: points; on a mesh with a `points` axis N must divide by it.
         weights: see `LatentWeights`; computed with in the type of `x`.
+        value: `(H, D, D)`, from the heads to their values.
         output: `(H, D, C)`, from the heads to the output.
         point_mask: True where a point is real. Other rows change nothing and come out zero.
-        scale: factor of the scores. The reference uses 1; the paper `D ** -0.5` for D above 8.
         chunk_size: points of a shard that are worked on at once, see `parallel.streaming.Chunking`.
 
     Returns:
         The mixed points, laid out as `x`.
     """
-    chunking = Chunking(*weights.queries.shape[:2], chunk_size)
-    z, points = gather_latents(x, weights, point_mask, chunking, scale=scale)
-    weights = (weights._replace(value=None), output)
-    return map_points(partial(_decode, scale), chunking, weights, {"z": z}, points)
+    chunking = latent_chunking(weights, chunk_size)
+    z, points = gather_latents(x, weights, value, point_mask, chunking)
+    return map_points(_decode, chunking, (weights, output), {"z": z}, points)
+
+
+def latent_chunking(weights: LatentWeights, chunk_size: int | None = None) -> Chunking:
+    """How many points are worked on at once."""
+    heads, latents, _ = weights.scores.kernel.shape
+    return Chunking(heads, latents, chunk_size)
 
 
 def gather_latents(
     x: Float[Array, "B N C"],
     weights: LatentWeights,
+    value: HeadLinear,
     point_mask: Bool[Array, "B N"] | None,
     chunking: Chunking,
-    *,
-    scale: float,
 ) -> tuple[Float[Array, "B H S D"], dict[str, jax.Array]]:
-    """The encode step: the latents, and the points to read on from (`softmax_over_points`)."""
+    """The encode step: the latents, and the points to read on from (`softmax_over_points`).
+
+    Softmax weights sum to one, so that the mean of the values is the value of the mean.
+    """
     points = {"x": x} | ({} if point_mask is None else {"mask": point_mask})
-    return softmax_over_points(partial(_encode, scale), chunking, weights, {}, points)
+    means, points = softmax_over_points(_encode, chunking, weights, {}, points)
+    z = product("bhsd,hde->bhse", means, value.kernel.astype(means.dtype))
+    return z + value.bias.astype(z.dtype)[:, None], points
+
+
+def heads_of(
+    weights: LatentWeights, chunk: dict[str, Float[Array, "B n C"]]
+) -> Float[Array, "B H D n"]:
+    """Heads of a chunk of points; of zeros where they are padding, whatever these hold."""
+    return map_into(weights.point, visible(chunk["x"], chunk.get("mask"), weights.normalized))
 
 
 def spread_latents(
-    weights: LatentWeights, z: Float[Array, "B H S D"], heads: Float[Array, "B n H D"], scale: float
-) -> Float[Array, "B n H D"]:
+    weights: LatentWeights, z: Float[Array, "B H S D"], heads: Float[Array, "B H D n"]
+) -> Float[Array, "B H D n"]:
     """The decode step, on the heads of a chunk of points."""
-    assignment = jax.nn.softmax(_scores(weights, heads, scale), axis=2)
-    y = product("bhsn,bhsd->bnhd", assignment.astype(heads.dtype), z.astype(heads.dtype))
-    return y.astype(heads.dtype)
+    scores = weights.scores(heads)
+    return softmax.mix(heads.dtype, scores, z).astype(heads.dtype)
 
 
-def _encode(scale: float, weights: LatentWeights, latents, chunk, places):
+def _encode(weights: LatentWeights, latents, chunk, places):
     mask = chunk.get("mask")
-    heads = map_into(weights.point, chunk["x"], mask)
-    scores = _scores(weights, heads, scale)
-    scores = softmax.mask_scores(scores, None if mask is None else mask[:, None, None])
-    return scores, map_within(weights.value, heads)
+    heads = heads_of(weights, chunk)
+    scores = weights.scores(heads)
+    return softmax.mask_scores(scores, None if mask is None else mask[:, None, None]), heads
 
 
-def _decode(scale: float, weights, latents, chunk, places):
+def _decode(weights, latents, chunk, places):
     weights, output = weights
-    mask = chunk.get("mask")
-    heads = map_into(weights.point, chunk["x"], mask)
-    return map_out(output, spread_latents(weights, latents["z"], heads, scale), mask)
-
-
-def _scores(weights: LatentWeights, heads, scale: float) -> Float[Array, "B H S n"]:
-    keys = map_within(weights.key, heads)
-    return scale * contract("bnhd,hsd->bhsn", keys, weights.queries)
+    y = spread_latents(weights, latents["z"], heads_of(weights, chunk))
+    return map_out(output, y, chunk.get("mask"))

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float
 
-from flare_jax.block import Block, BlockStack, layer_norm
+from flare_jax.block import Block, BlockStack
 from flare_jax.checks import (
     check_dropout,
     check_heads,
@@ -20,6 +20,7 @@ from flare_jax.embeddings import TimeEmbedding, unified_position
 from flare_jax.inputs import PointLayout, check_mask, check_points, check_real
 from flare_jax.linear import Linear
 from flare_jax.mlp import MLP
+from flare_jax.norm import LayerNorm
 from parallel import mesh as mesh_lib
 from parallel.parameters import place_parameters
 from parallel.points import grid_shape
@@ -136,7 +137,7 @@ class PointTransformer(nnx.Module):
             )
 
         self.stack = BlockStack(make_block, n_layers, remat=remat, rngs=rngs)
-        self.norm_out = layer_norm(n_hidden, **types)
+        self.norm_out = LayerNorm(n_hidden, dtype=dtype, param_dtype=param_dtype)
         self.project_out = Linear(n_hidden, out_dim, **types)
         place_parameters(self)
 

@@ -9,6 +9,7 @@ from jaxtyping import Array, Bool, Float, Key
 
 from flare_jax import heads as heads_lib
 from flare_jax.linear import Linear
+from flare_jax.norm import LayerNorm
 from geotransolver_jax.projection import SliceProjection
 from geotransolver_jax.slices import points_to_slices, slices_to_points
 from parallel.contraction import product
@@ -81,6 +82,7 @@ class PhysicsAttention(SliceProjection):
         x: Float[Array, "B N C"],
         point_mask: Bool[Array, "B N"] | None = None,
         key: Key[Array, ""] | None = None,
+        norm: LayerNorm | None = None,
     ) -> Float[Array, "B N C"]:
         """Mixes the points of each sample.
 
@@ -88,12 +90,13 @@ class PhysicsAttention(SliceProjection):
             x: points; on a mesh N divides by the `points` axis.
             point_mask: True where a point is real.
             key: randomness of noise and dropout; without it there is none.
+            norm: normalizes the points in front.
 
         Returns:
             The mixed points.
         """
         noise_key, dropout_key = (None, None) if key is None else jax.random.split(key)
-        y = self.through_slices(x, point_mask, noise_key, self.attend)
+        y = self.through_slices(x, point_mask, noise_key, norm, self.attend)
         return points_dropout(y, self.dropout, dropout_key)
 
     def through_slices(
@@ -101,11 +104,12 @@ class PhysicsAttention(SliceProjection):
         x: Float[Array, "B N C"],
         point_mask: Bool[Array, "B N"] | None,
         noise_key: Key[Array, ""] | None,
+        norm: LayerNorm | None,
         attend: Callable[[Float[Array, "B H S D"]], Float[Array, "B H S D"]],
     ) -> Float[Array, "B N C"]:
         """Points to slice tokens, `attend` on these, and back."""
-        weights = self.slice_weights(noise_key)
-        tokens, points = points_to_slices(self.points(x, point_mask), weights)
+        weights = self.slice_weights(noise_key, norm)
+        tokens, points = points_to_slices(self.points(x, point_mask, norm), weights)
         tokens = attend(tokens.astype(self.dtype))
         output = heads_lib.out_of(self.project_out, self.heads)
         return slices_to_points(points, tokens, weights, output)

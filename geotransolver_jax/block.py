@@ -5,8 +5,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Key
 
-from flare_jax.block import layer_norm
 from flare_jax.mlp import MLP
+from flare_jax.norm import LayerNorm
 from geotransolver_jax.concrete_dropout import ConcreteDropout
 from geotransolver_jax.gale import GALE, GALEFA
 from parallel import mesh as mesh_lib
@@ -45,11 +45,11 @@ class GALEBlock(nnx.Module):
             dtype: type to compute in.
             param_dtype: type of the weights.
         """
-        types = dict(rngs=rngs, dtype=dtype, param_dtype=param_dtype)
-        self.norm_attention = layer_norm(dim, **types)
+        types = dict(dtype=dtype, param_dtype=param_dtype)
+        self.norm_attention = LayerNorm(dim, **types)
         self.attention = attention
-        self.norm_mlp = layer_norm(dim, **types)
-        self.mlp = MLP(dim, dim * mlp_ratio, dim, act=act, initial="uniform", **types)
+        self.norm_mlp = LayerNorm(dim, **types)
+        self.mlp = MLP(dim, dim * mlp_ratio, dim, act=act, initial="uniform", rngs=rngs, **types)
         drop = lambda: ConcreteDropout(dropout, param_dtype=param_dtype)  # noqa: E731
         self.attention_dropout = drop() if concrete_dropout else None
         self.mlp_dropout = drop() if concrete_dropout else None
@@ -70,10 +70,10 @@ class GALEBlock(nnx.Module):
 
     def _apply(self, x, point_mask, context, key):
         keys = [None] * 3 if key is None else jax.random.split(key, 3)
-        x = x + self.attention(self.norm_attention(x), point_mask, context, keys[0])
+        x = x + self.attention(x, point_mask, context, keys[0], self.norm_attention)
         if self.attention_dropout is not None:
             x = self.attention_dropout(x, keys[1])
-        x = x + self.mlp(self.norm_mlp(x))
+        x = self.mlp.residual(x, self.norm_mlp)
         if self.mlp_dropout is not None:
             x = self.mlp_dropout(x, keys[2])
         return mesh_lib.constrain(x, DATA, POINTS, None)

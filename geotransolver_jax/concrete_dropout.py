@@ -8,8 +8,8 @@ from flax import nnx
 from jaxtyping import Array, Float, Key
 
 from parallel.parameters import parameter
+from parallel.precision import accumulation_dtype
 from parallel.random import points_uniform
-from parallel.softmax import accumulation_dtype
 
 _TEMPERATURE = 0.1
 _EPSILON = 1e-7

@@ -5,7 +5,6 @@ the geometry and of global quantities, which every shard of the points has. GALE
 slices of physics attention, GALE_FA for the points themselves beside FLARE attention.
 """
 
-from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -14,17 +13,20 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Key
 
 from flare_jax import heads as heads_lib
+from flare_jax.activations import gelu
 from flare_jax.attention import FLAREAttention
 from flare_jax.heads import HeadLinear
 from flare_jax.linear import Linear
-from flare_jax.mixer import gather_latents, spread_latents
+from flare_jax.mixer import gather_latents, heads_of, latent_chunking, spread_latents
+from flare_jax.norm import LayerNorm
 from geotransolver_jax.attention import PhysicsAttention, attend_latents
 from geotransolver_jax.concrete_dropout import ConcreteDropout
-from parallel.contraction import product
+from parallel import softmax
+from parallel.contraction import contract, product
 from parallel.parameters import parameter
+from parallel.precision import accumulation_dtype
 from parallel.random import points_dropout
-from parallel.softmax import accumulation_dtype
-from parallel.streaming import Chunking, map_points
+from parallel.streaming import map_points
 
 STATE_MIXING_MODES = ("weighted", "concat_project")
 
@@ -109,7 +111,7 @@ class ContextAttention(nnx.Module):
         if self.weighted:
             return weighted_mean(self.mixing[...], own, cross)
         both = jnp.concatenate([own, cross], axis=-1)
-        return jax.nn.gelu(self.mixing(both), approximate=False)
+        return gelu(self.mixing(both))
 
     def by_heads(self, heads: int) -> tuple[HeadLinear, HeadLinear | jax.Array]:
         """The weights that a chunk of points needs: of the query, and of the mixture."""
@@ -194,6 +196,7 @@ class GALE(PhysicsAttention):
         point_mask: Bool[Array, "B N"] | None = None,
         context: Float[Array, "B H S_c D_c"] | None = None,
         key: Key[Array, ""] | None = None,
+        norm: LayerNorm | None = None,
     ) -> Float[Array, "B N C"]:
         """Mixes the points of each sample, and the context in.
 
@@ -202,6 +205,7 @@ class GALE(PhysicsAttention):
             point_mask: True where a point is real.
             context: latents of the context; without it points attend to each other only.
             key: randomness of noise and dropout; without it there is none.
+            norm: normalizes the points in front.
 
         Returns:
             The mixed points.
@@ -212,7 +216,7 @@ class GALE(PhysicsAttention):
             own = self.attend(tokens)
             return own if context is None else self.cross.attend(own, tokens, context)
 
-        y = self.through_slices(x, point_mask, noise_key, attend)
+        y = self.through_slices(x, point_mask, noise_key, norm, attend)
         return output_dropout(self, y, dropout_key)
 
 
@@ -262,42 +266,61 @@ class GALEFA(FLAREAttention):
         point_mask: Bool[Array, "B N"] | None = None,
         context: Float[Array, "B H S_c D_c"] | None = None,
         key: Key[Array, ""] | None = None,
+        norm: LayerNorm | None = None,
     ) -> Float[Array, "B N C"]:
         """Mixes the points of each sample, and the context in; arguments as of `GALE`."""
         if context is None:
-            return output_dropout(self, super().__call__(x, point_mask), key)
-        weights = self.latent_weights()
-        chunking = Chunking(*weights.queries.shape[:2])
-        x = x.astype(self.dtype)
-        z, points = gather_latents(x, weights, point_mask, chunking, scale=self.scale)
-        latents = {"z": z, "context": self.cross.attended(context)}
-        weights = (
-            weights._replace(value=None),
-            heads_lib.out_of(self.project_out, self.heads),
-            *self.cross.by_heads(self.heads),
-        )
-        spread = partial(_spread, self.scale)
-        y = map_points(spread, chunking, weights, latents, points)
+            return output_dropout(self, super().__call__(x, point_mask, norm=norm), key)
+        weights = self.latent_weights(norm)
+        value = heads_lib.within(self.project_value, self.heads)
+        chunking = latent_chunking(weights)
+        z, points = gather_latents(x.astype(self.dtype), weights, value, point_mask, chunking)
+        query, mixing = self.cross.by_heads(self.heads)
+        context = seen_by_points(self.cross.attended(context), query, self.scale)
+        weights = (weights, heads_lib.out_of(self.project_out, self.heads), mixing)
+        y = map_points(_spread, chunking, weights, {"z": z, "context": context}, points)
         return output_dropout(self, y, key)
 
 
-def _spread(scale: float, weights, latents, chunk, places):
-    """A chunk of points from the latents and from the context."""
-    weights, output, query, mixing = weights
-    heads = heads_lib.map_into(weights.point, chunk["x"], chunk.get("mask"))
-    own = spread_latents(weights, latents["z"], heads, scale)
+class SeenByPoints(NamedTuple):
+    """A context as points see it.
 
-    key, value, middle = latents["context"]
-    scores = product("bnhd,bhsd->bnhs", heads_lib.map_within(query, heads), key)
-    shares = jax.nn.softmax(scale * scores, axis=-1).astype(heads.dtype)
-    cross = product("bnhs,bhsd->bnhd", shares, value) + middle.swapaxes(1, 2)
-    cross = cross.astype(heads.dtype)
+    Attributes:
+        scores: `(B, H, S_c, D)`, from the heads of a point to its scores.
+        bias: `(B, H, S_c)`, added to them.
+        values: `(B, H, S_c, D)`.
+        middle: `(B, H, D, 1)`, added to what is made of the values.
+    """
+
+    scores: Float[Array, "B H S_c D"]
+    bias: Float[Array, "B H S_c"]
+    values: Float[Array, "B H S_c D"]
+    middle: Float[Array, "B H D 1"]
+
+
+def seen_by_points(context: Attended, query: HeadLinear, scale: float) -> SeenByPoints:
+    """The context of points whose queries need not be made: scores are linear in the heads."""
+    scores = scale * product("bhse,hde->bhsd", context.key, query.kernel)
+    bias = scale * product("bhse,he->bhs", context.key, query.bias)
+    return SeenByPoints(scores, bias, context.value, context.middle.swapaxes(2, 3))
+
+
+def _spread(weights, latents, chunk, places):
+    """A chunk of points from the latents and from the context."""
+    weights, output, mixing = weights
+    heads = heads_of(weights, chunk)
+    own = spread_latents(weights, latents["z"], heads)
+
+    context = latents["context"]
+    scores = contract("bhdn,bhsd->bhsn", heads, context.scores) + context.bias[..., None]
+    cross = softmax.mix(heads.dtype, scores, context.values)
+    cross = (cross + context.middle).astype(heads.dtype)
 
     if isinstance(mixing, HeadLinear):
-        both = jnp.concatenate([own, cross], axis=-1)
-        mixed = jax.nn.gelu(heads_lib.map_within(mixing, both), approximate=False)
+        both = jnp.concatenate([own, cross], axis=2)
+        mixed = gelu(heads_lib.map_within(mixing, both))
     else:
-        mixed = weighted_mean(mixing[:, None], own, cross)
+        mixed = weighted_mean(mixing[:, None, None], own, cross)
     return heads_lib.map_out(output, mixed, chunk.get("mask"))
 
 

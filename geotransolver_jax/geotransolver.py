@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float
 
-from flare_jax.block import BlockStack, layer_norm
+from flare_jax.block import BlockStack
 from flare_jax.checks import (
     check_dropout,
     check_heads,
@@ -21,6 +21,7 @@ from flare_jax.checks import (
 from flare_jax.inputs import PointLayout
 from flare_jax.linear import Linear
 from flare_jax.mlp import MLP
+from flare_jax.norm import LayerNorm
 from geotransolver_jax.block import GALEBlock
 from geotransolver_jax.context import ContextBuilder
 from geotransolver_jax.gale import GALE, GALEFA
@@ -35,7 +36,7 @@ from geotransolver_jax.neighborhoods import Neighborhoods
 from parallel import mesh as mesh_lib
 from parallel.parameters import place_parameters
 from parallel.points import grid_shape
-from parallel.softmax import accumulation_dtype
+from parallel.precision import accumulation_dtype
 
 ATTENTION_TYPES = ("GALE", "GALE_FA")
 _COORDINATES = 3
@@ -217,7 +218,8 @@ class GeoTransolver(nnx.Module):
             return GALEBlock(attention, dim, mlp_ratio=mlp_ratio, act=act, **shared, **types)
 
         self.stack = BlockStack(make_block, n_layers, remat=remat, rngs=rngs)
-        self.norm_out = nnx.List([layer_norm(dim, **types) for _ in out_dims])
+        norm = lambda: LayerNorm(dim, dtype=dtype, param_dtype=param_dtype)  # noqa: E731
+        self.norm_out = nnx.List([norm() for _ in out_dims])
         self.project_out = nnx.List(
             [Linear(dim, width, initial="uniform", **types) for width in out_dims]
         )

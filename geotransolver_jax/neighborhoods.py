@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
+from flare_jax.activations import gelu
 from flare_jax.linear import Linear
 from parallel.neighbor_features import project_neighbors
 from parallel.neighbors import Neighbors, radius_search, within
@@ -102,8 +103,8 @@ class NeighborFeatures(nnx.Module):
         kernel = kernel.reshape(self.count, -1, kernel.shape[-1])
         x = project_neighbors(searched.coordinates.astype(self.dtype), indices, kernel)
         x = (x + self.linear_in.bias[...].astype(x.dtype)).astype(self.dtype)
-        x = self.linear_mid(jax.nn.gelu(x, approximate=False))
-        return jnp.tanh(self.linear_out(jax.nn.gelu(x, approximate=False)))
+        x = self.linear_mid(gelu(x))
+        return jnp.tanh(self.linear_out(gelu(x)))
 
 
 class MultiScaleFeatures(nnx.Module):

@@ -8,13 +8,15 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Key
 
 from flare_jax import heads as heads_lib
+from flare_jax.heads import HeadScores
 from flare_jax.linear import Linear, uniform
+from flare_jax.norm import LayerNorm
 from geotransolver_jax.slices import AdaptiveTemperature, Points, SliceWeights
 from parallel import mesh as mesh_lib
 from parallel.convolution import grid_convolution
 from parallel.mesh import DATA, HEADS, POINTS
 from parallel.parameters import parameter
-from parallel.softmax import accumulation_dtype
+from parallel.precision import accumulation_dtype
 
 _INITIAL_TEMPERATURE = 0.5
 _KERNEL_SIZE = 3
@@ -119,33 +121,48 @@ class SliceProjection(nnx.Module):
         self.structured = structured_shape is not None
         self.dtype = dtype
 
-    def points(self, x: Float[Array, "B N C"], point_mask: Bool[Array, "B N"] | None) -> Points:
-        """The points as slices read them: those of a grid after its convolutions."""
+    def points(
+        self,
+        x: Float[Array, "B N C"],
+        point_mask: Bool[Array, "B N"] | None,
+        norm: LayerNorm | None = None,
+    ) -> Points:
+        """The points as slices read them: those of a grid normalized and after its convolutions."""
         x = x.astype(self.dtype)
         if not self.structured:
             return Points(x, mask=point_mask)
+        if norm is not None:
+            x = norm(x)
         value = None if self.plus else self.project_value(x, point_mask)
         return Points(self.project_point(x, point_mask), value, point_mask)
 
-    def slice_weights(self, noise_key: Key[Array, ""] | None) -> SliceWeights:
+    def slice_weights(
+        self, noise_key: Key[Array, ""] | None, norm: LayerNorm | None = None
+    ) -> SliceWeights:
         """The weights as `geotransolver_jax.slices` reads them.
 
         Args:
             noise_key: randomness of the Gumbel noise of `plus`; without it there is none.
+            norm: normalizes the points in front; those of a grid are already, see `points`.
         """
         adaptive = noise = None
         if self.plus:
             adaptive = AdaptiveTemperature(
-                heads_lib.within(self.temperature_in, self.heads),
-                heads_lib.within(self.temperature_out, self.heads),
+                HeadScores.of(heads_lib.within(self.temperature_in, self.heads)),
+                HeadScores.of(heads_lib.within(self.temperature_out, self.heads)),
             )
             noise = None if noise_key is None else jax.random.key_data(noise_key)[None]
         inside = not self.structured
+        norm = norm if inside else None
+        value = None
+        if inside and not self.plus:
+            value = heads_lib.into(self.project_value, self.heads, norm)
         return SliceWeights(
-            heads_lib.into(self.project_point, self.heads) if inside else None,
-            heads_lib.into(self.project_value, self.heads) if inside and not self.plus else None,
-            heads_lib.within(self.project_slice, self.heads),
+            heads_lib.into(self.project_point, self.heads, norm) if inside else None,
+            value,
+            HeadScores.of(heads_lib.within(self.project_slice, self.heads)),
             self.temperature[...],
             adaptive,
             noise,
+            normalized=norm is not None,
         )

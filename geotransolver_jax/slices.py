@@ -6,13 +6,16 @@ points by the same weights. Projections and weights exist for a chunk of points 
 and backward.
 """
 
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, UInt32
 
-from flare_jax.heads import HeadLinear, map_into, map_out
+from flare_jax.activations import gelu
+from flare_jax.heads import HeadLinear, HeadScores, hide, map_into, map_out, visible
+from parallel import softmax
 from parallel.contraction import contract, product
 from parallel.streaming import Chunking, Places, map_points, pull_back_sums, sum_over_points
 
@@ -27,15 +30,17 @@ class AdaptiveTemperature(NamedTuple):
     """Perceptron that adds to the temperature of a point (Transolver++, arXiv 2502.02414).
 
     Attributes:
-        hidden: `(H, D, S)`.
-        output: `(H, S, 1)`.
+        hidden: from the heads of a point to S numbers.
+        output: from these to one.
     """
 
-    hidden: HeadLinear
-    output: HeadLinear
+    hidden: HeadScores
+    output: HeadScores
 
 
-class SliceWeights(NamedTuple):
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class SliceWeights:
     """Weights by which points belong to slices.
 
     Attributes:
@@ -43,19 +48,21 @@ class SliceWeights(NamedTuple):
             projected.
         value: likewise to what is averaged; `None` also where that is the same, and on the way
             back to the points.
-        slices: `(H, D, S)`.
+        slices: from the heads of a point to its scores.
         temperature: `(H,)`.
         adaptive: `None` for Transolver and GALE.
         noise_key: data of the key of the Gumbel noise, `(1, ...)`; only with `adaptive`, and
             `None` where there is no noise.
+        normalized: whether points are standardized in front.
     """
 
     point: HeadLinear | None
     value: HeadLinear | None
-    slices: HeadLinear
+    slices: HeadScores
     temperature: Float[Array, " H"]
     adaptive: AdaptiveTemperature | None = None
     noise_key: UInt32[Array, "1 K"] | None = None
+    normalized: bool = field(default=False, metadata={"static": True})
 
 
 class Points(NamedTuple):
@@ -131,34 +138,35 @@ def slices_to_points(
     of the weights.
     """
     chunking = _chunking(weights)
-    weights = (weights._replace(value=None), output)
+    weights = (replace(weights, value=None), output)
     return map_points(_unpool, chunking, weights, {"tokens": tokens}, points._replace(value=None))
 
 
 def _chunking(weights: SliceWeights) -> Chunking:
-    heads, _, slices = weights.slices.kernel.shape
+    heads, slices, _ = weights.slices.kernel.shape
     return Chunking(heads, slices)
 
 
 def _pool(weights: SliceWeights, latents, chunk: Points, places: Places):
     shares, value = _shares_and_values(weights, chunk, places)
-    return product("bhsn,bnhd->bhsd", shares.astype(value.dtype), value), shares.sum(-1)
+    return product("bhsn,bhdn->bhsd", shares.astype(value.dtype), value), shares.sum(-1)
 
 
 def _pool_deviations(weights: SliceWeights, latents, chunk: Points, places: Places):
     shares, value = _shares_and_values(weights, chunk, places)
-    value = value.astype(shares.dtype) - latents["centre"].swapaxes(1, 2)
-    sums = jnp.einsum("bhsn,bnhd->bhsd", shares, value)
+    value = value.astype(shares.dtype) - latents["centre"].swapaxes(2, 3)
+    sums = contract("bhsn,bhdn->bhsd", shares, value)
     return sums - shares.sum(-1)[..., None] * latents["tokens"]
 
 
 def _shares_and_values(weights: SliceWeights, chunk: Points, places: Places):
     """By how much each point of a chunk belongs to each slice, nothing if padding; its values."""
-    x = _heads(weights, weights.point, chunk.x, chunk.mask)
-    shares = _shares(weights, x, places)
+    points = _visible(weights, chunk)
+    x = _heads(weights, weights.point, points, chunk.mask)
+    shares = softmax.shares(_slice_scores(weights, x, places))
     value = x
     if weights.value is not None:
-        value = map_into(weights.value, chunk.x, chunk.mask)
+        value = map_into(weights.value, points)
     elif chunk.value is not None:
         value = _heads(weights, None, chunk.value, chunk.mask)
     if chunk.mask is not None:
@@ -168,43 +176,36 @@ def _shares_and_values(weights: SliceWeights, chunk: Points, places: Places):
 
 def _unpool(weights, latents, chunk: Points, places: Places):
     weights, output = weights
-    x = _heads(weights, weights.point, chunk.x, chunk.mask)
-    shares, tokens = _shares(weights, x, places), latents["tokens"].astype(x.dtype)
-    y = product("bhsn,bhsd->bnhd", shares.astype(x.dtype), tokens).astype(x.dtype)
-    return map_out(output, y, chunk.mask)
+    x = _heads(weights, weights.point, _visible(weights, chunk), chunk.mask)
+    y = softmax.mix(x.dtype, _slice_scores(weights, x, places), latents["tokens"])
+    return map_out(output, y.astype(x.dtype), chunk.mask)
+
+
+def _visible(weights: SliceWeights, chunk: Points) -> Float[Array, "B n C"]:
+    return visible(chunk.x, chunk.mask, weights.normalized)
 
 
 def _heads(weights: SliceWeights, projection: HeadLinear | None, x, mask):
-    """Heads (B, n, H, D) of a chunk, projected here or before."""
+    """Heads (B, H, D, n) of a chunk, projected here or before."""
     if projection is not None:
-        return map_into(projection, x, mask)
-    if mask is not None:
-        x = jnp.where(mask[..., None], x, 0)
-    return x.reshape(*x.shape[:2], weights.temperature.shape[0], -1)
+        return map_into(projection, x)
+    x = hide(x, mask)
+    split = x.reshape(*x.shape[:2], weights.temperature.shape[0], -1)
+    return jnp.moveaxis(split, 1, 3)
 
 
-def _shares(weights: SliceWeights, x, places: Places) -> Float[Array, "B H S n"]:
-    """By how much each point of a chunk belongs to each slice."""
-    scores = _of_heads(weights.slices, x)
+def _slice_scores(weights: SliceWeights, x, places: Places) -> Float[Array, "B H S n"]:
+    """Scores of each point of a chunk for each slice, over the temperature."""
+    scores = weights.slices(x)
     temperature = weights.temperature.astype(scores.dtype)[:, None, None]
     if weights.adaptive is None:
-        temperature = jnp.clip(temperature, *_TEMPERATURE_RANGE)
-        return jax.nn.softmax(scores / temperature, axis=2)
+        return scores / jnp.clip(temperature, *_TEMPERATURE_RANGE)
 
-    hidden = jax.nn.gelu(_of_heads(weights.adaptive.hidden, x), approximate=False)
-    kernel, bias = weights.adaptive.output
-    added = jnp.einsum("hst,bhsn->bhtn", kernel.astype(hidden.dtype), hidden)
-    added = added + bias.astype(hidden.dtype)[..., None]
-    temperature = temperature + jax.nn.gelu(added, approximate=False)
+    hidden = gelu(weights.adaptive.hidden(x))
+    temperature = temperature + gelu(weights.adaptive.output(hidden))
     if weights.noise_key is not None:
         scores += _gumbel_noise(weights.noise_key, scores.shape, places, scores.dtype)
-    temperature = jnp.maximum(temperature, _ADAPTIVE_TEMPERATURE_LEAST)
-    return jax.nn.softmax(scores / temperature, axis=2)
-
-
-def _of_heads(linear: HeadLinear, x) -> Float[Array, "B H S n"]:
-    product = contract("bnhd,hds->bhsn", x, linear.kernel)
-    return product + linear.bias.astype(product.dtype)[..., None]
+    return scores / jnp.maximum(temperature, _ADAPTIVE_TEMPERATURE_LEAST)
 
 
 def _gumbel_noise(key_data, shape, places: Places, dtype):

@@ -21,7 +21,9 @@ from jaxtyping import Array, Bool, Float
 
 from parallel import chunks, softmax
 from parallel import mesh as mesh_lib
+from parallel.contraction import product
 from parallel.mesh import POINTS
+from parallel.precision import accumulation_dtype
 
 # Queries that a tile has at least before its keys are cut shorter.
 _TILE_QUERIES = 256
@@ -164,7 +166,7 @@ _attend_jitted = jax.jit(_attend, static_argnums=0)
 
 def _forward(layout: _Layout, query, key, value, key_mask, *, axis):
     """One shard's part of the output and of the log-sum-exp."""
-    dtype = softmax.accumulation_dtype(query.dtype, key.dtype, value.dtype)
+    dtype = accumulation_dtype(query.dtype, key.dtype, value.dtype)
     batch, queries, heads, _ = query.shape
     sums = softmax.start(batch, heads, queries, value.shape[-1], dtype)
     first_query = _first_position(layout.queries_sharded, queries, axis)
@@ -253,9 +255,9 @@ def _tile_lengths(query, key) -> tuple[int, int]:
     return chunks.chunk_length(queries, batch, heads, key_length), key_length
 
 
-def _scores(layout: _Layout, query, key, key_mask, first_query, first_key, dtype):
+def _scores(layout: _Layout, query, key, key_mask, first_query, first_key):
     """Masked scores (B, H, Q, K) of a tile."""
-    scores = layout.scale * jnp.einsum("bqhd,bkhd->bhqk", query, key, preferred_element_type=dtype)
+    scores = layout.scale * product("bqhd,bkhd->bhqk", query, key)
     mask = None if key_mask is None else key_mask[:, None, None, :]
     if layout.causal:
         first_query, first_key = chunks.tie((first_query, first_key), query)
@@ -269,7 +271,6 @@ def _scores(layout: _Layout, query, key, key_mask, first_query, first_key, dtype
 def _fold(layout: _Layout, sums, query, key, value, key_mask, first_query, first_key):
     """The softmax sums of all queries after one more block of keys, tile by tile."""
     query_length, key_length = _tile_lengths(query, key)
-    dtype = sums.maximum.dtype
 
     def over_queries(q_start, q_size, sums):
         query_chunk = chunks.take(query, q_start, q_size, 1)
@@ -282,9 +283,9 @@ def _fold(layout: _Layout, sums, query, key, value, key_mask, first_query, first
                 chunks.take(key_mask, k_start, k_size, 1),
                 first_query + q_start,
                 first_key + k_start,
-                dtype,
             )
-            return softmax.accumulate(chunk_sums, scores, chunks.take(value, k_start, k_size, 1))
+            values = jnp.moveaxis(chunks.take(value, k_start, k_size, 1), 1, 3)
+            return softmax.accumulate(chunk_sums, scores, values)
 
         chunk_sums = softmax.SoftmaxSums(*(chunks.take(x, q_start, q_size, 2) for x in sums))
         chunk_sums = chunks.for_chunks(key.shape[1], key_length, over_keys, chunk_sums)
@@ -299,8 +300,6 @@ def _fold_gradient(layout: _Layout, gradients, fixed, key, value, key_mask, firs
     """The gradients (d_query, d_key, d_value) after one more block of keys, tile by tile."""
     query, d_output, lse, delta = fixed
     query_length, key_length = _tile_lengths(query, key)
-    dtype = lse.dtype
-    product = partial(jnp.einsum, preferred_element_type=dtype)
 
     def over_keys(k_start, k_size, gradients):
         d_query, d_key, d_value = gradients
@@ -319,7 +318,6 @@ def _fold_gradient(layout: _Layout, gradients, fixed, key, value, key_mask, firs
                 mask_chunk,
                 first_query + q_start,
                 first_key + k_start,
-                dtype,
             )
             weights = softmax.weights(scores, chunks.take(lse, q_start, q_size, 2))
             d_value_chunk += product("bhqk,bqhd->bkhd", weights.astype(value.dtype), d_output_chunk)

@@ -1,5 +1,6 @@
 """Products of points and weights that reduce in float32 whatever they compute in."""
 
+import math
 from functools import partial
 
 import jax
@@ -7,16 +8,80 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from parallel import mesh as mesh_lib
-from parallel.softmax import accumulation_dtype
+from parallel.precision import accumulation_dtype
 
 
 def product(equation: str, left: Float[Array, "..."], right: Float[Array, "..."]) -> jax.Array:
-    """`einsum(equation, left, right)` of narrow operands, accumulated in float32 or wider."""
+    """`einsum(equation, left, right)` of narrow operands, accumulated in float32 or wider.
+
+    A matrix product wants what it sums over last in its first operand and first in its second, and
+    a CPU copies an operand that is laid out otherwise. The operands are multiplied in the order in
+    which fewer numbers are copied.
+    """
     dtype = accumulation_dtype(left.dtype, right.dtype)
     if mesh_lib.platform() == "cpu":
         # A CPU multiplies in float32 anyway, and XLA's lacks some narrow products (JAX 0.10.2).
         left, right = left.astype(dtype), right.astype(dtype)
-    return jnp.einsum(equation, left, right, preferred_element_type=dtype)
+    of_left, of_right, result = _spelled_out(equation, left, right)
+    sizes = dict(zip(of_left + of_right, left.shape + right.shape, strict=True))
+    pairs = (of_left, left), (of_right, right)
+    (first, a), (second, b) = min(
+        (pairs, pairs[::-1]), key=lambda pair: _copied(pair[0][0], pair[1][0], result, sizes)
+    )
+    natural = _natural(first, second, result)
+    y = jnp.einsum(f"{first},{second}->{natural}", a, b, preferred_element_type=dtype)
+    return y.transpose([natural.index(i) for i in result])
+
+
+def sum_of_products(
+    x: Float[Array, "..."], y: Float[Array, "..."], axis: int
+) -> Float[Array, "..."]:
+    """`(x * y).sum(axis, keepdims=True)` over one of the last two axes, as a product with ones.
+
+    XLA's CPU backend fuses such a sum with what it is made of and used for, into loops that take
+    several times as long as the matrix products around them (JAX 0.10.2).
+    """
+    products = x * y
+    *batch, rows, columns = products.shape
+    if axis == -1:
+        return products @ jnp.ones((columns, 1), products.dtype)
+    return jnp.ones((*batch, 1, rows), products.dtype) @ products
+
+
+def _spelled_out(equation: str, left: jax.Array, right: jax.Array) -> tuple[str, str, str]:
+    """Indices of both operands and the result, letters for an ellipsis."""
+    operands, result = equation.split("->")
+    of_left, of_right = operands.split(",")
+    rest = max(
+        array.ndim - len(indices) + 3 if "..." in indices else 0
+        for indices, array in ((of_left, left), (of_right, right))
+    )
+    letters = "ABCDEFGH"[:rest]
+    return tuple(indices.replace("...", letters) for indices in (of_left, of_right, result))
+
+
+def _natural(first: str, second: str, result: str) -> str:
+    """Indices of a product in the order in which it is computed."""
+    batch = [i for i in first if i in second and i in result]
+    free = [i for i in first + second if i in result and i not in batch]
+    return "".join(batch + free)
+
+
+def _copied(first: str, second: str, result: str, sizes: dict[str, int]) -> int:
+    """Numbers that a product of these operands, in this order, copies to lay them out."""
+    batch = [i for i in first if i in second and i in result]
+    summed = [i for i in first if i in second and i not in result]
+    free_first = [i for i in first if i not in second]
+    free_second = [i for i in second if i not in first]
+    wanted = (
+        (first, batch + free_first + summed),
+        (second, batch + summed + free_second),
+        (result, batch + free_first + free_second),
+    )
+    long = lambda indices: [i for i in indices if sizes[i] > 1]  # noqa: E731
+    return sum(
+        math.prod(sizes[i] for i in given) for given, order in wanted if long(given) != long(order)
+    )
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))

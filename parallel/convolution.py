@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 
 from parallel import mesh as mesh_lib
 from parallel.mesh import POINTS
-from parallel.softmax import accumulation_dtype
+from parallel.precision import accumulation_dtype
 
 _ROWS = P(None, POINTS)
 

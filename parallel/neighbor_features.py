@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, Int
 from parallel import chunks, ring
 from parallel import mesh as mesh_lib
 from parallel.mesh import POINTS
-from parallel.softmax import accumulation_dtype
+from parallel.precision import accumulation_dtype
 
 _CLOUD = P(None, POINTS)
 

@@ -21,7 +21,7 @@ from jaxtyping import Array, Bool, Float, Int
 from parallel import boxes, chunks, ring
 from parallel import mesh as mesh_lib
 from parallel.mesh import DATA, POINTS
-from parallel.softmax import accumulation_dtype
+from parallel.precision import accumulation_dtype
 from parallel.tile_search import Best, Blocks, search_tiles
 
 # Most points of a block, and most queries of a tile.

@@ -5,16 +5,15 @@ all-reduce). Where two quantities are reduced together they are packed first, so
 carries both. All reduce in float32 or wider.
 """
 
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Float
 
 from parallel import mesh as mesh_lib
+from parallel.contraction import product
 from parallel.mesh import POINTS
-from parallel.softmax import accumulation_dtype
+from parallel.precision import accumulation_dtype
 
 
 def _masked(x, mask):
@@ -91,9 +90,8 @@ def _slice_sums(weights, values, mask):
 
 
 def _slice_sums_local(weights, values, mask, *, axis):
-    dtype = accumulation_dtype(weights.dtype, values.dtype)
     weights, values = _masked(weights, mask), _masked(values, mask)
-    sums = jnp.einsum("bnhs,bnhd->bhsd", weights, values, preferred_element_type=dtype)
+    sums = product("bnhs,bnhd->bhsd", weights, values)
     packed = jnp.concatenate([sums, weights.sum(1)[..., None]], axis=-1)
     if axis is not None:
         packed = jax.lax.psum(packed, axis)
@@ -108,7 +106,6 @@ def _slice_sums_backward(residuals, gradients):
     """Local: the gradients of replicated sums meet each point where it lies."""
     weights, values, mask = residuals
     d_sums, d_counts = gradients
-    product = partial(jnp.einsum, preferred_element_type=d_sums.dtype)
     d_weights = product("bhsd,bnhd->bnhs", d_sums, _masked(values, mask)) + d_counts[:, None]
     d_values = product("bhsd,bnhs->bnhd", d_sums, _masked(weights, mask))
     return (

@@ -9,11 +9,14 @@ Masked scores are the most negative number of the type, and the maximum starts a
 shard whose every key is padding contributes nothing.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
+
+from parallel.contraction import product, sum_of_products
 
 
 class SoftmaxSums(NamedTuple):
@@ -28,11 +31,6 @@ class SoftmaxSums(NamedTuple):
     maximum: Float[Array, "B H Q"]
     denominator: Float[Array, "B H Q"]
     numerator: Float[Array, "B H Q D"]
-
-
-def accumulation_dtype(*dtypes: jax.typing.DTypeLike) -> jnp.dtype:
-    """The type in which to reduce: float32, or wider where an operand is wider."""
-    return jnp.result_type(jnp.float32, *dtypes)
 
 
 def mask_scores(
@@ -54,18 +52,13 @@ def start(batch: int, heads: int, queries: int, width: int, dtype: jnp.dtype) ->
 
 
 def accumulate(
-    sums: SoftmaxSums, scores: Float[Array, "B H Q K"], values: Float[Array, "B K H D"]
+    sums: SoftmaxSums, scores: Float[Array, "B H Q K"], values: Float[Array, "B H D K"]
 ) -> SoftmaxSums:
     """The state after some more keys, whose masked scores and values are given."""
     maximum = jnp.maximum(sums.maximum, scores.max(-1))
     decay = jnp.exp(sums.maximum - maximum)
     weights = jnp.exp(scores - maximum[..., None])
-    weighted = jnp.einsum(
-        "bhqk,bkhd->bhqd",
-        weights.astype(values.dtype),
-        values,
-        preferred_element_type=scores.dtype,
-    )
+    weighted = product("bhqk,bhdk->bhqd", weights.astype(values.dtype), values)
     return SoftmaxSums(
         maximum,
         sums.denominator * decay + weights.sum(-1),
@@ -102,3 +95,60 @@ def weights(
 ) -> Float[Array, "B H Q K"]:
     """Softmax weights again, from masked scores and the merged log-sum-exp."""
     return jnp.exp(scores - log_sum_exp[..., None])
+
+
+@jax.custom_vjp
+def shares(scores: Float[Array, "B H S n"]) -> Float[Array, "B H S n"]:
+    """Softmax over the latents of a chunk of points."""
+    powers = jnp.exp(scores - scores.max(2, keepdims=True))
+    return powers / powers.sum(2, keepdims=True)
+
+
+def _shares_forward(scores):
+    weights = shares(scores)
+    return weights, weights
+
+
+def _shares_backward(weights, d_weights):
+    return (weights * (d_weights - sum_of_products(weights, d_weights, -2)),)
+
+
+shares.defvjp(_shares_forward, _shares_backward)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def mix(
+    dtype: jax.typing.DTypeLike,
+    scores: Float[Array, "B H S n"],
+    values: Float[Array, "B H S D"],
+) -> Float[Array, "B H D n"]:
+    """What each point of a chunk gets of latents, by a softmax over them.
+
+    Args:
+        dtype: type to multiply in.
+        scores: in float32 or wider.
+        values: of the latents.
+
+    Returns:
+        `sum_s softmax_s(scores) values_s`, in float32 or wider.
+    """
+    return _mix_forward(dtype, scores, values)[0]
+
+
+def _mix_forward(dtype, scores, values):
+    weights = shares(scores)
+    y = product("bhsd,bhsn->bhdn", values.astype(dtype), weights.astype(dtype))
+    return y, (weights, values, y)
+
+
+def _mix_backward(dtype, residuals, d_y):
+    """Their common part is had from the output, which is narrower than the scores."""
+    weights, values, y = residuals
+    common = sum_of_products(d_y, y, -2)
+    d_y = d_y.astype(dtype)
+    d_values = product("bhsn,bhdn->bhsd", weights.astype(dtype), d_y)
+    d_weights = product("bhsd,bhdn->bhsn", values.astype(dtype), d_y)
+    return weights * (d_weights - common), d_values.astype(values.dtype)
+
+
+mix.defvjp(_mix_forward, _mix_backward)

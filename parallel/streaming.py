@@ -29,7 +29,7 @@ from parallel import chunks, softmax
 from parallel import mesh as mesh_lib
 from parallel.contraction import product
 from parallel.mesh import DATA, POINTS
-from parallel.softmax import accumulation_dtype
+from parallel.precision import accumulation_dtype
 from parallel.walk import OVER, Chunking, Places, Walk, all_sum, floating_leaves
 
 __all__ = [
@@ -74,7 +74,7 @@ def softmax_over_points(
 
     Args:
         function: see the module; returns scores `(B, H, S, n)` in float32 or wider, those of
-            padding masked by `softmax.mask_scores`, and values `(B, n, H, D)`.
+            padding masked by `softmax.mask_scores`, and values `(B, H, D, n)`.
         chunking: how long chunks are.
         weights: see the module, as are the following.
         latents: `(B, H, ...)`, replicated over the points.
@@ -162,7 +162,7 @@ def _softmax_forward(function, chunking, weights, latents, points):
         def add(start, size, sums):
             return softmax.accumulate(sums, *walk.make(start, size))
 
-        sums = softmax.start(*scores.shape[:3], values.shape[-1], scores.dtype)
+        sums = softmax.start(*scores.shape[:3], values.shape[2], scores.dtype)
         return softmax.finish(softmax.merge(walk.fold(add, sums), axis))
 
     run = _island(local, (_PLACES, P(), _SAMPLES, _CLOUD), _SAMPLES)
@@ -181,8 +181,8 @@ def _softmax_backward(function, chunking, residuals, gradients):
             scores, values = made
             shares = softmax.weights(scores, log_sum_exp)
             narrow = d_means.astype(values.dtype)
-            d_values = product("bhsn,bhsd->bnhd", shares.astype(values.dtype), narrow)
-            d_shares = product("bhsd,bnhd->bhsn", narrow, values)
+            d_values = product("bhsd,bhsn->bhdn", narrow, shares.astype(values.dtype))
+            d_shares = product("bhsd,bhdn->bhsn", narrow, values)
             return shares * (d_shares - delta[..., None]), d_values
 
         return walk.gradients(lambda start, size: d_made, d_points)

@@ -12,7 +12,7 @@ from jaxtyping import Array, Int
 from parallel import chunks
 from parallel import mesh as mesh_lib
 from parallel.mesh import DATA, POINTS
-from parallel.softmax import accumulation_dtype
+from parallel.precision import accumulation_dtype
 
 # The axes over which samples and points are split; weights are summed over both.
 OVER = (DATA, POINTS)

@@ -41,14 +41,14 @@ HEAD_WIDTH = WIDTH // LAYER_HEADS
 MAXIMUM = ("all-reduce", (BATCH, LAYER_HEADS, LATENTS))
 PACKED_SUM = ("all-reduce", (BATCH, LAYER_HEADS, LATENTS, HEAD_WIDTH + 1))
 LATENT_GRADIENT = ("all-reduce", (BATCH, LAYER_HEADS, LATENTS * HEAD_WIDTH))
-# Of a head: queries, the projection into it, and a linear map within it.
-SHARED = HEAD_WIDTH * (LATENTS + (WIDTH + 1) + (HEAD_WIDTH + 1))
+# Of a head: the projection into it, and what makes its scores.
+SHARED = HEAD_WIDTH * (WIDTH + 1) + LATENTS * (HEAD_WIDTH + 1)
 # The loss, the output's bias, and the packed weights of the encode and of the decode step.
 WEIGHT_GRADIENTS = Counter(
     [
         ("all-reduce", ()),
         ("all-reduce", (1, WIDTH)),
-        ("all-reduce", (LAYER_HEADS, SHARED + HEAD_WIDTH * (HEAD_WIDTH + 1))),
+        ("all-reduce", (LAYER_HEADS, SHARED)),
         ("all-reduce", (LAYER_HEADS, SHARED + HEAD_WIDTH * WIDTH)),
     ]
 )
@@ -207,12 +207,13 @@ def test_memory_of_a_training_step_is_linear_in_the_points_and_holds_no_scores(w
 
 
 def test_memory_of_a_device_shrinks_with_the_number_of_devices(wide_model):
-    alone = training_step(wide_model, 65536).memory_analysis().temp_size_in_bytes
+    points = 2**18
+    alone = training_step(wide_model, points).memory_analysis().temp_size_in_bytes
     with on_mesh(MESHES["points8"]):
-        program = training_step(wide_model, 65536)
-    # Weights, and one chunk of scores, are on every device.
+        program = training_step(wide_model, points)
+    # Weights, and what is made of one chunk, are on every device.
     assert program.memory_analysis().temp_size_in_bytes < alone / 6
-    assert holding_scores(program, 65536 // 8, 4, 127) == []
+    assert holding_scores(program, points // 8, 4, 127) == []
 
 
 def test_layer_of_65536_points_holds_less_than_half_a_score_array():

@@ -58,8 +58,9 @@ def test_gale_fa_exchanges_two_arrays_forward_and_one_backward(mode, points):
     )
     maximum = ("all-reduce", (*LEAD, SLICES))
     packed = ("all-reduce", (*LEAD, SLICES, WIDTH + 1))
-    # Of the latents, and of keys, values and mean value of the context, packed.
-    latents = ("all-reduce", (*LEAD, SLICES * WIDTH + 2 * SLICES * WIDTH + WIDTH))
+    # Of the latents, and of what makes scores and values of the context, packed.
+    context = SLICES * (WIDTH + 1) + SLICES * WIDTH + WIDTH
+    latents = ("all-reduce", (*LEAD, SLICES * WIDTH + context))
     assert exchanged(layer, "forward", points) == Counter([maximum, packed])
     assert exchanged(layer, "step", points) == Counter([maximum, packed, latents])
 

@@ -33,7 +33,7 @@ def pool(weights, latents, chunk, places):
 def attend(weights, latents, chunk, places):
     scores = scores_of(weights, chunk["x"]) * latents["sharpness"][..., None]
     scores = softmax.mask_scores(scores, chunk["mask"][:, None, None])
-    return scores, jnp.sin(chunk["x"])
+    return scores, jnp.moveaxis(jnp.sin(chunk["x"]), 1, 3)
 
 
 def spread(weights, latents, chunk, places):
@@ -48,7 +48,7 @@ def dense(function):
         made = function(*trees, Places(jnp.arange(BATCH), jnp.arange(POINTS)))
         if function is attend:
             scores, values = made
-            made = jnp.einsum("bhsn,bnhd->bhsd", jax.nn.softmax(scores), values)
+            made = jnp.einsum("bhsn,bhdn->bhsd", jax.nn.softmax(scores), values)
         return made if function is spread else (made, trees[-1])
 
     return run
