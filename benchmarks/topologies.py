@@ -47,7 +47,8 @@ def target_mesh(target: str, data: int, points: int, heads: int) -> Mesh:
 
     Args:
         target: `h200:8` (that many GPUs), or `tpu:v5e:8x8` (a slice by its generation and shape).
-        data: size of the mesh axis `data`; the three multiply to the number of devices.
+        data: size of the mesh axis `data`; the three multiply to the number of devices, and one may
+            be -1 for all that are left.
         points: size of the mesh axis `points`.
         heads: size of the mesh axis `heads`.
 
@@ -68,9 +69,12 @@ def target_mesh(target: str, data: int, points: int, heads: int) -> Mesh:
     else:
         raise ValueError(f"target: expected h200:COUNT or tpu:GENERATION:SHAPE; got {target!r}")
     devices = topology.devices
+    if sizes.count(-1) == 1:
+        left = len(devices) // -math.prod(sizes)
+        sizes = tuple(left if size == -1 else size for size in sizes)
     if math.prod(sizes) != len(devices):
         raise ValueError(
-            f"mesh data={data} x points={points} x heads={heads} has {math.prod(sizes)} devices; "
-            f"{target} has {len(devices)}"
+            f"mesh: expected sizes that multiply to the {len(devices)} devices of {target}; "
+            f"got data={data} x points={points} x heads={heads}"
         )
     return Mesh(np.array(devices).reshape(sizes), AXES, axis_types=(AxisType.Auto,) * len(AXES))

@@ -1,6 +1,6 @@
 """Data sets: their splits, the statistics of a split, and the data set that a config names."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -8,10 +8,11 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from experiments.airfoil import AirfoilArrays, surface_lift
-from experiments.airfoil_cache import AirfoilSettings, load_airfoil
+from experiments.airfoil_cache import load_airfoil
 from experiments.darcy_cache import load_darcy
 from experiments.darcy_files import load_darcy_mat
 from experiments.schema import AirfoilConfig, DarcyConfig, DataConfig
+from geotransolver_jax import Neighborhoods
 
 
 class Batch(NamedTuple):
@@ -27,6 +28,7 @@ class Batch(NamedTuple):
         geometry: points of the geometry, or `None`.
         geometry_mask: True where one of these is real, or `None`.
         global_embedding: tokens of global quantities, or `None`.
+        neighborhoods: neighbours found before, or `None` for a model to search them.
     """
 
     fx: Float[Array, "B N C_in"] | None
@@ -36,6 +38,7 @@ class Batch(NamedTuple):
     geometry: Float[Array, "B M C_geo"] | None = None
     geometry_mask: Bool[Array, "B M"] | None = None
     global_embedding: Float[Array, "B G C_g"] | None = None
+    neighborhoods: Neighborhoods | None = None
 
 
 class Statistics(NamedTuple):
@@ -271,9 +274,6 @@ def _load_darcy(config: DarcyConfig) -> Dataset:
 
 
 def _load_airfoil(config: AirfoilConfig) -> Dataset:
-    settings = AirfoilSettings(
-        **{field.name: getattr(config, field.name) for field in fields(AirfoilSettings)}
-    )
-    arrays = load_airfoil(settings, _sizes(config), Path(config.cache_dir))
+    arrays = load_airfoil(config, _sizes(config), Path(config.cache_dir))
     splits = {name: AirfoilSplit(split) for name, split in arrays.items()}
     return Dataset(splits, None, ("velocity_x", "velocity_y", "pressure_coefficient"))

@@ -47,6 +47,7 @@ def model_inputs(model: nnx.Module, statistics: Statistics, batch: Batch) -> dic
     if model.include_local_features:
         inputs["local_positions"] = batch.embedding
         inputs["geometry"] = batch.geometry[..., :_COORDINATES]
+        inputs["neighborhoods"] = batch.neighborhoods
     return inputs
 
 

@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float
 
 from flare_jax.linear import Linear
 from flare_jax.norm import LayerNorm, standardize
-from parallel.contraction import contract, product
+from parallel.contraction import contract
 
 
 class HeadLinear(NamedTuple):
@@ -69,10 +69,7 @@ def into(linear: Linear, heads: int, norm: LayerNorm | None = None) -> HeadLinea
         heads: number of heads.
         norm: normalization in front, whose scale and shift the result has in it.
     """
-    kernel, bias = linear.kernel[...], linear.bias[...]
-    if norm is not None:
-        bias = bias + product("c,cd->d", norm.bias[...], kernel).astype(bias.dtype)
-        kernel = norm.scale[...][:, None] * kernel
+    kernel, bias = linear.weights(norm)
     split = kernel.reshape(kernel.shape[0], heads, -1).swapaxes(0, 1)
     return HeadLinear(split, bias.reshape(heads, -1))
 

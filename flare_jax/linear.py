@@ -5,7 +5,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Key
 
-from parallel.contraction import contract
+from flare_jax.norm import LayerNorm, standardize
+from parallel.contraction import contract, product
 from parallel.parameters import parameter
 
 # The reference draws the linear weights of FLARE and Transolver from a normal distribution of this
@@ -67,10 +68,23 @@ class Linear(nnx.Module):
         self.use_bias = use_bias
         self.dtype = dtype
 
-    def __call__(self, x: Float[Array, "*B C_in"]) -> Float[Array, "*B C_out"]:
-        """Applies the layer in its `dtype`."""
-        bias = self.bias[...] if self.use_bias else None
-        return linear(x.astype(self.dtype), self.kernel[...], bias)
+    def __call__(
+        self, x: Float[Array, "*B C_in"], norm: LayerNorm | None = None
+    ) -> Float[Array, "*B C_out"]:
+        """Applies the layer in its `dtype`, to normalized points if there is a `norm`."""
+        x = x.astype(self.dtype)
+        return linear(x if norm is None else standardize(x), *self.weights(norm))
+
+    def weights(
+        self, norm: LayerNorm | None = None
+    ) -> tuple[Float[Array, "C_in C_out"], Float[Array, " C_out"] | None]:
+        """Kernel and bias; with the scale and shift of a normalization in front in them."""
+        kernel, bias = self.kernel[...], self.bias[...] if self.use_bias else None
+        if norm is None:
+            return kernel, bias
+        shift = product("c,cd->d", norm.bias[...], kernel)
+        bias = shift.astype(kernel.dtype) if bias is None else (bias + shift).astype(bias.dtype)
+        return norm.scale[...][:, None] * kernel, bias
 
 
 def uniform(

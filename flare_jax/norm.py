@@ -15,8 +15,8 @@ _EPSILON = 1e-5
 class LayerNorm(nnx.Module):
     """Normalization over the channels; statistics in float32 or wider, in two passes.
 
-    Where a linear map follows, scale and shift go into its weights (`heads.into`), and points are
-    only standardized.
+    Where a linear map follows, scale and shift go into its weights (`Linear.weights`), and points
+    are only standardized.
     """
 
     def __init__(

@@ -221,7 +221,7 @@ class PointTransformer(nnx.Module):
             x = x + self.time_embedding(time.astype(_time_dtype(self.dtype)))[:, None]
 
         x = self.stack(x, mask, key=key)
-        y = self.project_out(self.norm_out(x))
+        y = self.project_out(x, self.norm_out)
         if mask is not None:
             y = jnp.where(mask[..., None], y, 0)
         return layout.unflatten(y)

@@ -345,7 +345,7 @@ class GeoTransolver(nnx.Module):
 
         outputs, features = [], []
         for i, (layout, x, mask) in enumerate(zip(layouts.streams, streams, masks, strict=True)):
-            y = self.project_out[i](self.norm_out[i](x))
+            y = self.project_out[i](x, self.norm_out[i])
             if mask is not None:
                 x, y = (jnp.where(mask[..., None], array, 0) for array in (x, y))
             outputs.append(layout.unflatten(y))

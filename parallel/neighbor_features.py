@@ -15,6 +15,7 @@ from jaxtyping import Array, Float, Int
 
 from parallel import chunks, ring
 from parallel import mesh as mesh_lib
+from parallel.contraction import product
 from parallel.mesh import POINTS
 from parallel.precision import accumulation_dtype
 
@@ -153,9 +154,7 @@ def _project_forward(features, indices, kernel):
         def fold(owner, features, output):
             def add(start, size, output):
                 places = _places(chunks.take(indices, start, size, 1), owner, features.shape[1])
-                projected = jnp.einsum(
-                    "bqkc,kcf->bqf", _take(features, places), kernel, preferred_element_type=dtype
-                )
+                projected = product("bqkc,kcf->bqf", _take(features, places), kernel)
                 return chunks.put(output, chunks.take(output, start, size, 1) + projected, start, 1)
 
             return features, chunks.for_chunks(queries, length, add, output)
@@ -173,7 +172,6 @@ def _project_backward(residuals, d_output):
     def local(features, indices, kernel, d_output, *, axis):
         batch, queries, _ = indices.shape
         dtype = accumulation_dtype(features.dtype, kernel.dtype)
-        product = partial(jnp.einsum, preferred_element_type=dtype)
         length = _chunk_length(indices, kernel)
 
         def fold(owner, block, d_kernel):

@@ -8,12 +8,12 @@ import pytest
 
 from experiments import airfoil_cache, airfoil_flow
 from experiments.airfoil import AirfoilArrays
-from experiments.airfoil_cache import AirfoilSettings, load_airfoil, sample_of, shape_numbers
+from experiments.airfoil_cache import load_airfoil, sample_of, shape_numbers
 from experiments.airfoil_flow import solve_airfoil
 from experiments.airfoil_shapes import NacaParameters, naca_outline, panel_nodes, sample_naca
 from experiments.schema import AirfoilConfig
 
-SETTINGS = AirfoilSettings(points=60, surface_points=32, angles=2, seed=5)
+SETTINGS = AirfoilConfig(points=60, surface_points=32, angles=2, seed=5)
 SPLITS = {"train": 5, "validation": 2, "test": 3}
 
 
@@ -279,9 +279,3 @@ def test_cache_folder_that_is_a_file_is_named(tmp_path):
     with pytest.raises(NotADirectoryError, match="cache_dir: expected a folder") as error:
         load(path)
     assert_one_line(error, path)
-
-
-def test_settings_are_those_of_the_config():
-    config = AirfoilConfig()
-    for field in fields(AirfoilSettings):
-        assert getattr(config, field.name) == field.default
