@@ -1,7 +1,7 @@
 """What a compiled program does each time it runs, read from its optimized text.
 
-Bodies of loops stand in a program once; what they do is counted as often as they run, where the
-compiler wrote that down, and once where it did not.
+Bodies of loops stand in a program once; what they do is counted as often as they run, where that
+can be read from the program, and once where it cannot.
 """
 
 import re
@@ -34,7 +34,9 @@ class Instruction:
         self.operands = re.findall(r"%([\w.\-]+)", rest.split(")", 1)[0])
         self.rest = rest
         trips = _TRIPS.search(rest)
-        self.trips = int(trips[1]) if trips else 1
+        self.trips = int(trips[1]) if trips else None
+        condition = re.search(r"condition=%?([\w.\-]+)", rest)
+        self.condition = condition[1] if condition else None
 
     def called(self) -> list[str]:
         """Names of the computations that it runs."""
@@ -91,13 +93,21 @@ class Program:
             runs[name] += count
             for instruction in self._instructions[name]:
                 if instruction.op in ("while", "call", "conditional", "async-start"):
-                    times = count * instruction.trips
+                    times = count * self._trips(instruction)
                     waiting += [
                         (called, times)
                         for called in instruction.called()
                         if called in self._instructions
                     ]
         return runs
+
+    def _trips(self, loop: Instruction) -> int:
+        """How often a loop runs: as is written, or the one number in its condition."""
+        if loop.trips is not None:
+            return loop.trips
+        condition = self._lines.get(loop.condition, [])
+        limits = re.findall(r"s32\[\][^=]* constant\((\d+)\)", "\n".join(condition))
+        return int(limits[0]) if len(limits) == 1 else 1
 
     def _moved(self, computation: str, instruction: Instruction) -> int:
         if instruction.op in _FREE or instruction.op.endswith("-done"):

@@ -34,8 +34,9 @@ from geotransolver_jax.inputs import (
 )
 from geotransolver_jax.neighborhoods import Neighborhoods
 from parallel import mesh as mesh_lib
+from parallel.mesh import DATA, POINTS
 from parallel.parameters import place_parameters
-from parallel.points import grid_shape
+from parallel.points import grid_shape, pad_axis
 from parallel.precision import accumulation_dtype
 
 ATTENTION_TYPES = ("GALE", "GALE_FA")
@@ -312,6 +313,7 @@ class GeoTransolver(nnx.Module):
         if inputs.global_embedding is not None:
             token_mask = layouts.globals.flatten_mask(None, batch)
             tokens = _flatten(layouts.globals, inputs.global_embedding, token_mask)
+            tokens, token_mask = _two_rows_a_shard(tokens, token_mask)
 
         context_key, stack_key = (None, None) if key is None else jax.random.split(key)
         positions, neighborhoods = None, inputs.neighborhoods
@@ -369,6 +371,20 @@ def _flatten(layout: PointLayout, x, mask):
     """Points along one axis, in float32 or wider, zero where they are padding."""
     x = layout.flatten(x.astype(accumulation_dtype(x.dtype)))
     return x if mask is None else jnp.where(mask[..., None], x, 0)
+
+
+def _two_rows_a_shard(x: Float[Array, "B N C"], mask: Bool[Array, "B N"] | None):
+    """Points padded so that no shard has one alone.
+
+    XLA's GPU compiler stops at the gradient of a shard that has one sample of one point, as a
+    global token easily is (JAX 0.10.2: "Reshape input and output shapes must be the same").
+    """
+    points, shards = x.shape[1], mesh_lib.axis_size(POINTS)
+    if shards == 1 or points > shards:
+        return x, mask
+    mask = jnp.ones(x.shape[:2], bool) if mask is None else mask
+    x, mask = pad_axis(x, 1, points), pad_axis(mask, 1, points)
+    return mesh_lib.constrain(x, DATA, POINTS, None), mesh_lib.constrain(mask, DATA, POINTS)
 
 
 def _check_local_features(

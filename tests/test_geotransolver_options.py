@@ -20,6 +20,7 @@ from geotransolver_steps import (
 
 from geotransolver_jax import GeoTransolver, Neighborhoods
 from geotransolver_jax.concrete_dropout import ConcreteDropout, dropout_rates, regularization_loss
+from geotransolver_jax.geotransolver import _two_rows_a_shard
 from parallel.neighbors import Neighbors
 
 # Grids -------------------------------------------------------------------------------------------
@@ -101,6 +102,23 @@ def test_points_and_geometry_far_apart_have_no_local_features():
     farther = inputs | {"local_positions": inputs["local_positions"] + 1000}
     np.testing.assert_array_equal(model(**far), model(**farther))
     assert np.abs(model(**inputs) - model(**far)).max() > 1e-4
+
+
+# Global tokens -----------------------------------------------------------------------------------
+
+
+def test_no_shard_has_a_single_token():
+    token = np.ones((1, 1, 2), np.float32)
+    x, mask = _two_rows_a_shard(token, None)
+    assert x.shape == (1, 1, 2)
+    assert mask is None
+    with on_mesh(dict(points=8)):
+        x, mask = jax.jit(_two_rows_a_shard)(np.ones((3, 8, 2), np.float32), None)
+        assert x.shape == (3, 16, 2)
+        np.testing.assert_array_equal(mask.sum(1), 8)
+        np.testing.assert_array_equal(x[:, 8:], 0)
+        x, mask = jax.jit(_two_rows_a_shard)(np.ones((1, 16, 2), np.float32), None)
+        assert x.shape == (1, 16, 2)
 
 
 # Dropout rates -----------------------------------------------------------------------------------
