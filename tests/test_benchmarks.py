@@ -18,6 +18,8 @@ from benchmarks.measure import measure
 from benchmarks.models import compare, run_json, table
 from benchmarks.plan import Widths, read_config, roofline
 from benchmarks.program import Program
+from benchmarks.scaling import figures
+from benchmarks.scaling import table as scaling_table
 from experiments.run import build_model
 from parallel import mesh as mesh_lib
 
@@ -156,3 +158,15 @@ def test_a_plan_has_the_widths_that_it_is_told(name):
     assert batch.neighborhoods.of_geometry.indices.shape == (2, 32, 4)
     shapes = [param.shape for param in jax.tree.leaves(model)]
     assert (16, 5) in shapes
+
+
+def test_what_devices_exchange_does_not_grow_with_the_points():
+    few, many = (
+        figures(Case("flare", points, **SMALL | dict(layers=2)), devices)
+        for points, devices in ((64, 2), (512, 8))
+    )
+    assert few["layer_bytes"] == many["layer_bytes"] > 0
+    assert few["collectives"] == many["collectives"]
+    assert figures(Case("flare", 64, **SMALL), 1)["step_bytes"] == 0
+    lines = scaling_table([few, many]).splitlines()
+    assert {line.count("|") for line in lines} == {10}
