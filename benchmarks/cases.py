@@ -51,6 +51,9 @@ class Case:
                 raise ValueError(
                     f"{name}: expected one of {', '.join(names)}; got {getattr(self, name)!r}"
                 )
+        for name in ("points", "batch", "width", "heads", "latents", "layers", "mlp_ratio"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: expected at least 1; got {getattr(self, name)}")
 
     def make_model(self) -> nnx.Module:
         """The model with its initial weights."""

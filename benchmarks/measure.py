@@ -30,6 +30,8 @@ def measure(case: Case, mode: str, repeats: int) -> dict:
         The case; seconds, the median and the least of the calls, and those of compiling; bytes of
         temporaries as compiled; the peak resident memory of the process in MiB.
     """
+    if repeats < 1:
+        raise ValueError(f"repeats: expected at least 1; got {repeats}")
     weights, function = make_function(case.make_model(), mode)
     inputs = jax.device_put(case.make_inputs())
     started = time.perf_counter()

@@ -26,12 +26,12 @@ def run_json(command: list[str]) -> dict:
     """The last line that a command prints, read as JSON.
 
     Raises:
-        RuntimeError: the command failed; the last line of its errors says why.
+        ChildProcessError: the command failed; the last line of its errors says why.
     """
     done = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, check=False)
     if done.returncode:
         lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
-        raise RuntimeError(f"{' '.join(command)}: {lines[-1]}")
+        raise ChildProcessError(f"{' '.join(command)}: {lines[-1]}")
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
@@ -52,7 +52,7 @@ def measure_peer(
     for name, extra in (("plain", []), ("compiled", ["--compile"])):
         try:
             readings[name] = run_json([*command, *extra])
-        except RuntimeError as error:
+        except ChildProcessError as error:
             readings[name] = str(error)
     return readings
 

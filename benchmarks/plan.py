@@ -330,6 +330,9 @@ def main() -> None:
         default = getattr(Widths, name)
         parser.add_argument(f"--{name}", type=int, default=default, help="width, 0 for none")
     options = parser.parse_intermixed_args()
+    for name in ("num_points", "num_geometry"):
+        if getattr(options, name) < 1:
+            raise ValueError(f"--{name}: expected at least 1; got {getattr(options, name)}")
     widths = Widths(**{name: getattr(options, name) for name in Widths.__dataclass_fields__})
     plan = Plan(read_config(options.overrides), options.target, widths)
     figures = plan.figures(options.num_points, options.num_geometry)

@@ -61,11 +61,15 @@ def target_mesh(target: str, data: int, points: int, heads: int) -> Mesh:
     if gpu:
         count = int(gpu.group(1))
         hosts, local = max(1, count // _GPUS_A_HOST), min(count, _GPUS_A_HOST)
-        topology = topologies.get_topology_desc(
+        if not count or hosts * local != count:
+            raise ValueError(
+                f"target: expected at most {_GPUS_A_HOST} GPUs or a multiple; got {target!r}"
+            )
+        topology = _topology(
             "h200", "cuda", target_config=_H200_TARGET, topology=f"1x{hosts}x{local}"
         )
     elif tpu:
-        topology = topologies.get_topology_desc(tpu.group(1), "tpu")
+        topology = _topology(tpu.group(1), "tpu")
     else:
         raise ValueError(f"target: expected h200:COUNT or tpu:GENERATION:SHAPE; got {target!r}")
     devices = topology.devices
@@ -78,3 +82,15 @@ def target_mesh(target: str, data: int, points: int, heads: int) -> Mesh:
             f"got data={data} x points={points} x heads={heads}"
         )
     return Mesh(np.array(devices).reshape(sizes), AXES, axis_types=(AxisType.Auto,) * len(AXES))
+
+
+def _topology(name: str, platform: str, **options):
+    try:
+        return topologies.get_topology_desc(name, platform, **options)
+    except (NotImplementedError, RuntimeError) as error:
+        extra = {"cuda": "cuda13", "tpu": "tpu"}[platform]
+        reason = str(error).strip().splitlines()[0]
+        raise ValueError(
+            f"target: expected a machine that jax[{extra}], installed, compiles for; got {name} "
+            f"({reason})"
+        ) from error

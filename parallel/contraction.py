@@ -36,15 +36,18 @@ def product(equation: str, left: Float[Array, "..."], right: Float[Array, "..."]
 def sum_of_products(
     x: Float[Array, "..."], y: Float[Array, "..."], axis: int
 ) -> Float[Array, "..."]:
-    """`(x * y).sum(axis, keepdims=True)` over one of the last two axes, as a product with ones.
+    """`(x * y).sum(axis, keepdims=True)` over one of the last two axes.
 
     XLA's CPU backend fuses such a sum with what it is made of and used for, into loops that take
-    several times as long as the matrix products around them (JAX 0.10.2).
+    several times as long as the matrix products around them (JAX 0.10.2). There it is a product
+    with ones; elsewhere such a product would round what it sums.
     """
     products = x * y
-    *batch, rows, columns = products.shape
+    if mesh_lib.platform() != "cpu":
+        return products.sum(axis, keepdims=True)
     if axis == -1:
-        return products @ jnp.ones((columns, 1), products.dtype)
+        return (products @ jnp.ones(products.shape[-1:], products.dtype))[..., None]
+    *batch, rows, _ = products.shape
     return jnp.ones((*batch, 1, rows), products.dtype) @ products
 
 

@@ -15,10 +15,24 @@ def parameter(value: jax.Array, *axes: str | None) -> nnx.Param:
 
 
 def partition_specs(module: nnx.Module):
-    """The `PartitionSpec` of every variable of a module, for the mesh of the context."""
-    specs = nnx.get_partition_spec(nnx.state(module))
+    """The `PartitionSpec` of every variable of a module, for the mesh of the context.
+
+    A dimension that a mesh axis does not divide is not split over it.
+    """
+    state = nnx.state(module)
+    specs = nnx.get_partition_spec(state)
+
+    def on_mesh(spec, leaf):
+        sizes = zip(spec, leaf.shape, strict=False)
+        return mesh_lib.spec(
+            *(
+                None if axis is None or size % mesh_lib.axis_size(axis) else axis
+                for axis, size in sizes
+            )
+        )
+
     is_spec = lambda leaf: isinstance(leaf, jax.sharding.PartitionSpec)  # noqa: E731
-    return jax.tree.map(lambda spec: mesh_lib.spec(*spec), specs, is_leaf=is_spec)
+    return jax.tree.map(on_mesh, specs, state, is_leaf=is_spec)
 
 
 def place_parameters(module: nnx.Module) -> None:

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from parallel.contraction import product, sum_of_products
+from parallel.precision import accumulation_dtype
 
 
 class SoftmaxSums(NamedTuple):
@@ -142,12 +143,19 @@ def _mix_forward(dtype, scores, values):
 
 
 def _mix_backward(dtype, residuals, d_y):
-    """Their common part is had from the output, which is narrower than the scores."""
+    """Their common part is had from the output, which has fewer channels than there are scores.
+
+    Not so in a narrow type: there the output was made by rounded weights, which no longer sum to
+    one, and what should cancel would not.
+    """
     weights, values, y = residuals
-    common = sum_of_products(d_y, y, -2)
-    d_y = d_y.astype(dtype)
+    wide_d_y, d_y = d_y, d_y.astype(dtype)
     d_values = product("bhsn,bhdn->bhsd", weights.astype(dtype), d_y)
     d_weights = product("bhsd,bhdn->bhsn", values.astype(dtype), d_y)
+    if accumulation_dtype(dtype) == dtype:
+        common = sum_of_products(wide_d_y, y, -2)
+    else:
+        common = sum_of_products(weights, d_weights, -2)
     return weights * (d_weights - common), d_values.astype(values.dtype)
 
 

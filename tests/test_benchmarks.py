@@ -20,6 +20,7 @@ from benchmarks.plan import Widths, read_config, roofline
 from benchmarks.program import Program
 from benchmarks.scaling import figures
 from benchmarks.scaling import table as scaling_table
+from benchmarks.topologies import target_mesh
 from experiments.run import build_model
 from parallel import mesh as mesh_lib
 
@@ -126,13 +127,22 @@ def test_table_has_a_row_for_each_measurement():
 
 
 def test_failing_command_is_named_with_its_last_line():
-    with pytest.raises(RuntimeError, match="nowhere"):
+    with pytest.raises(ChildProcessError, match="nowhere"):
         run_json(["python3", "-c", "raise SystemExit('nowhere to be found')"])
 
 
 def test_unknown_names_are_refused():
     with pytest.raises(ValueError, match=r"model: expected one of flare.*; got 'flair'"):
         Case("flair", 8)
+    with pytest.raises(ValueError, match=r"points: expected at least 1; got -5"):
+        Case("flare", -5)
+    with pytest.raises(ValueError, match=r"repeats: expected at least 1; got 0"):
+        measure(Case("flare", 8, **SMALL), "train", repeats=0)
+    for target in ("h200:0", "h200:12"):
+        with pytest.raises(ValueError, match=rf"at most 8 GPUs or a multiple; got '{target}'"):
+            target_mesh(target, 1, -1, 1)
+    with pytest.raises(ValueError, match=r"target: expected h200:COUNT or tpu:.*; got 'gpu:8'"):
+        target_mesh("gpu:8", 1, -1, 1)
     with pytest.raises(ValueError, match=r"target: expected one of h200:.*got 'h300:8'"):
         machine_of("h300:8")
 

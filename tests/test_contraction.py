@@ -73,6 +73,26 @@ def test_sum_of_products_keeps_its_axis(axis, float64):
     assert_trees_close(sum_of_products(x, y, axis), (x * y).sum(axis, keepdims=True), 1e-13)
 
 
+def test_sum_of_products_of_one_axis(float64):
+    x = draw(7)
+    assert_trees_close(sum_of_products(x, x, -1), (x * x).sum(keepdims=True), 1e-13)
+    expected = jax.grad(lambda x: standardize(x[None])[0, 0])(x)
+    assert_trees_close(jax.grad(lambda x: standardize(x)[0])(x), expected, 1e-13)
+
+
+@pytest.mark.parametrize("latents", [1, 4])
+def test_gradient_of_scores_in_bfloat16_sums_to_nothing(latents):
+    scores = jnp.asarray(3 * draw(2, 3, latents, 5), jnp.float32)
+    values = jnp.asarray(draw(2, 3, latents, 6) + 3, jnp.float32)
+
+    def loss(scores):
+        return jnp.sum(jnp.sin(softmax.mix(jnp.bfloat16, scores, values)))
+
+    gradient = jax.grad(loss)(scores)
+    # By a common part from the output it would be as large as the rounding of the weights, 1e-2.
+    np.testing.assert_allclose(gradient.sum(2), 0, atol=1e-5)
+
+
 @pytest.mark.parametrize("shift", [0, 1e4, -1e4])
 def test_mix_is_a_softmax_over_the_latents(shift, float64):
     scores, values = jnp.asarray(draw(2, 3, 4, 5) + shift), jnp.asarray(draw(2, 3, 4, 6))

@@ -197,3 +197,16 @@ def test_width_of_heads_need_not_divide_that_of_the_points():
     attention = model.stack.blocks.attention
     assert attention.project_point.kernel.shape[1:] == (26, 24)
     assert attention.project_out.kernel.shape[1:] == (24, 26)
+
+
+def test_hidden_width_need_not_divide_over_the_heads(float64):
+    # 16 + 2 x 5 channels: the perceptron is then whole on every device.
+    model = evaluated(small(**OPTIONS["local"], mlp_ratio=1, n_layers=1, param_dtype=float64))
+    inputs = inputs_of(model, 19, 11)
+    expected = step(model, inputs)
+    with on_mesh(dict(points=2, heads=4)):
+        copy = placed(model)
+        assert copy.stack.blocks.mlp.linear_in.kernel[...].sharding.is_fully_replicated
+        assert not copy.stack.blocks.attention.project_out.kernel[...].sharding.is_fully_replicated
+        actual = sharded_step(copy, inputs)
+    assert_trees_close(actual, expected, 1e-12)
