@@ -380,7 +380,7 @@ def _two_rows_a_shard(x: Float[Array, "B N C"], mask: Bool[Array, "B N"] | None)
     global token easily is (JAX 0.10.2: "Reshape input and output shapes must be the same").
     """
     points, shards = x.shape[1], mesh_lib.axis_size(POINTS)
-    if shards == 1 or points > shards:
+    if points > shards or shards * mesh_lib.axis_size(DATA) == 1:
         return x, mask
     mask = jnp.ones(x.shape[:2], bool) if mask is None else mask
     x, mask = pad_axis(x, 1, points), pad_axis(mask, 1, points)

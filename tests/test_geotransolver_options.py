@@ -119,6 +119,9 @@ def test_no_shard_has_a_single_token():
         np.testing.assert_array_equal(x[:, 8:], 0)
         x, mask = jax.jit(_two_rows_a_shard)(np.ones((1, 16, 2), np.float32), None)
         assert x.shape == (1, 16, 2)
+    with on_mesh(dict(data=8)):
+        x, mask = jax.jit(_two_rows_a_shard)(np.ones((8, 1, 2), np.float32), None)
+        assert x.shape == (8, 2, 2)
 
 
 # Dropout rates -----------------------------------------------------------------------------------
