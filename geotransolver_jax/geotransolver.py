@@ -36,7 +36,7 @@ from geotransolver_jax.neighborhoods import Neighborhoods
 from parallel import mesh as mesh_lib
 from parallel.mesh import DATA, POINTS
 from parallel.parameters import place_parameters
-from parallel.points import grid_shape, pad_axis
+from parallel.points import grid_shape
 from parallel.precision import accumulation_dtype
 
 ATTENTION_TYPES = ("GALE", "GALE_FA")
@@ -383,7 +383,13 @@ def _two_rows_a_shard(x: Float[Array, "B N C"], mask: Bool[Array, "B N"] | None)
     if points > shards or shards * mesh_lib.axis_size(DATA) == 1:
         return x, mask
     mask = jnp.ones(x.shape[:2], bool) if mask is None else mask
-    x, mask = pad_axis(x, 1, points), pad_axis(mask, 1, points)
+
+    def beside_padding(array):
+        """Each row followed by one of zeros, which its shard has at hand."""
+        pairs = jnp.stack([array, jnp.zeros_like(array)], axis=2)
+        return pairs.reshape(array.shape[0], 2 * points, *array.shape[2:])
+
+    x, mask = beside_padding(x), beside_padding(mask)
     return mesh_lib.constrain(x, DATA, POINTS, None), mesh_lib.constrain(mask, DATA, POINTS)
 
 
