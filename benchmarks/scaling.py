@@ -22,7 +22,6 @@ from experiments.cli import one_line_errors
 from experiments.files import write_json
 from parallel import mesh as mesh_lib
 from parallel.mesh import DATA, POINTS
-from parallel.parameters import place_parameters
 from parallel.points import padded_size
 
 _DEVICES = (1, 2, 4, 8)
@@ -33,7 +32,6 @@ def compile_step(case: Case) -> jax.stages.Compiled:
     """The training step of a case, its points split over the mesh of the context."""
     model = case.make_model()
     model.eval()
-    place_parameters(model)
     graph, weights, rest = nnx.split(model, nnx.Param, ...)
 
     def shape(name: str, given: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
