@@ -1,5 +1,7 @@
 """Points in compact groups of equal size, so that a box around a group says what is far from it."""
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
@@ -54,16 +56,17 @@ def bounds(
     return lower, jnp.where(valid, points, -jnp.inf).max(-2)
 
 
-def square_distances(difference: Float[Array, "*N D"]) -> Float[Array, "*N"]:
-    """Sum of squares, axis after axis, each operation rounded by itself.
+def square_distances(differences: Sequence[Float[Array, "*N"]]) -> Float[Array, "*N"]:
+    """Sum of squares of the differences along each axis, each operation rounded by itself.
 
     Else the compiler fuses a product and a sum into one rounding, in one program and not in
     another, and which of two neighbours is nearer would depend on the mesh. The maximum, which
     changes nothing, stands between the two.
     """
-    total = jnp.maximum(difference[..., 0] ** 2, 0)
-    for axis in range(1, difference.shape[-1]):
-        total = total + jnp.maximum(difference[..., axis] ** 2, 0)
+    total = None
+    for difference in differences:
+        square = jnp.maximum(difference**2, 0)
+        total = square if total is None else total + square
     return total
 
 
@@ -78,4 +81,5 @@ def box_square_distances(
     """
     (lower, upper), (other_lower, other_upper) = boxes, others
     gap = jnp.maximum(lower - other_upper, other_lower - upper)
-    return square_distances(jnp.maximum(gap, 0))
+    gap = jnp.maximum(gap, 0)
+    return square_distances([gap[..., axis] for axis in range(gap.shape[-1])])

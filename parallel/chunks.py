@@ -28,9 +28,10 @@ def chunk_length(total: int, batch: int, heads: int, scores_an_entry: int) -> in
     scores_an_entry = max(1, batch * heads * scores_an_entry // groups)
     budget = _SCORES_A_CHUNK.get(mesh_lib.platform(), _SCORES_A_CHUNK["gpu"])
     longest = max(1, min(total, budget // scores_an_entry))
-    # Equal chunks: the shorter last one, which is compiled apart, then seldom exists.
-    chunks = -(-total // longest)
-    return -(-total // chunks)
+    # Equal chunks, if not many more: a shorter last one is compiled apart.
+    fewest = -(-total // longest)
+    equal = (count for count in range(fewest, fewest + fewest // 2 + 1) if total % count == 0)
+    return -(-total // next(equal, fewest))
 
 
 def for_chunks(total: int, length: int, body: Callable, carry):

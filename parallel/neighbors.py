@@ -24,10 +24,31 @@ from parallel.mesh import DATA, POINTS
 from parallel.precision import accumulation_dtype
 from parallel.tile_search import Best, Blocks, search_tiles
 
-# Most points of a block, and most queries of a tile.
-_BLOCK, _TILE = 128, 64
-# Tiles that go in lockstep. An accelerator wants large kernels; on a CPU no tile should wait.
-_TILES_AT_ONCE = {"cpu": 1, "gpu": 128, "tpu": 64}
+
+class _Sizes(NamedTuple):
+    """How a search is cut up.
+
+    Attributes:
+        block: most points of a block.
+        tile: most queries of a tile.
+        candidates: points that a tile looks at together: enough that selecting among them costs
+            more than what is done once a step, few enough that seldom many of them are in vain.
+        at_once: tiles that go in lockstep.
+    """
+
+    block: int
+    tile: int
+    candidates: int
+    at_once: int
+
+
+# An accelerator wants large kernels. On a CPU no tile should wait for another, and selecting is so
+# slow that small blocks, of which fewer points are too far, are worth the more of them.
+_SIZES = {
+    "cpu": _Sizes(16, 32, 512, 1),
+    "gpu": _Sizes(128, 64, 1024, 128),
+    "tpu": _Sizes(128, 64, 1024, 64),
+}
 
 
 class Neighbors(NamedTuple):
@@ -161,10 +182,13 @@ def _search_shard(radius: float, count: int, queries, points, point_mask, *, axi
     queries, points = queries.astype(dtype), points.astype(dtype)
     limit = _largest_square(radius, dtype)
     batch, total, width = queries.shape
+    sizes = _SIZES.get(mesh_lib.platform(), _SIZES["gpu"])
 
-    tiles = jax.vmap(partial(boxes.compact_groups, longest=_TILE))(queries, boxes.finite(queries))
+    tiles = jax.vmap(partial(boxes.compact_groups, longest=sizes.tile))(
+        queries, boxes.finite(queries)
+    )
     _, tile_count, tile = tiles.shape
-    at_once = min(tile_count, _TILES_AT_ONCE.get(mesh_lib.platform(), 1))
+    at_once = min(tile_count, sizes.at_once)
     groups = tile_count // at_once
     tiled = _rows(queries, tiles.reshape(batch, -1), jnp.nan)
     tiled = tiled.reshape(batch * groups, at_once, tile, width)
@@ -172,7 +196,7 @@ def _search_shard(radius: float, count: int, queries, points, point_mask, *, axi
     best = Best(jnp.full(shape, jnp.inf, dtype), jnp.full(shape, -1, jnp.int32))
 
     def fold(owner, blocks: Blocks, best: Best):
-        corners = boxes.bounds(blocks.points, blocks.indices >= 0)
+        corners = boxes.bounds(blocks.points.swapaxes(2, 3), blocks.indices >= 0)
         flat = Blocks(*(array.reshape(-1, *array.shape[2:]) for array in blocks))
 
         def search(i, best):
@@ -184,29 +208,30 @@ def _search_shard(radius: float, count: int, queries, points, point_mask, *, axi
                 tuple(corner[sample] for corner in corners),
                 sample * blocks.indices.shape[1],
                 limit,
+                sizes.candidates,
             )
             return Best(*(chunks.put(a, f[None], i, 0) for a, f in zip(best, found, strict=True)))
 
         return blocks, jax.lax.fori_loop(0, len(tiled), search, best)
 
-    _, best = ring.around(fold, _blocks(points, point_mask, axis), best, axis)
+    _, best = ring.around(fold, _blocks(points, point_mask, sizes.block, axis), best, axis)
     # A query's place among the tiles.
     places = jax.vmap(jnp.argsort)(tiles.reshape(batch, -1))[:, :total]
     squares, indices = (_rows(x.reshape(batch, -1, count), places, 0) for x in best)
     return Neighbors(jnp.where(jnp.isfinite(squares), indices, -1), jnp.sqrt(squares))
 
 
-def _blocks(points, point_mask, axis) -> Blocks:
+def _blocks(points, point_mask, longest: int, axis) -> Blocks:
     """The blocks of one shard's points."""
     batch, total, _ = points.shape
     first = 0 if axis is None else jax.lax.axis_index(axis) * total
     valid = boxes.finite(points) if point_mask is None else boxes.finite(points) & point_mask
-    order = jax.vmap(partial(boxes.compact_groups, longest=_BLOCK))(points, valid)
+    order = jax.vmap(partial(boxes.compact_groups, longest=longest))(points, valid)
     flat = order.reshape(batch, -1)
     real = _rows(valid[..., None], flat, False)
     grouped = jnp.where(real, _rows(points, flat, 0), 0)
     return Blocks(
-        grouped.reshape(*order.shape, -1),
+        grouped.reshape(*order.shape, -1).swapaxes(2, 3),
         jnp.where(real.reshape(order.shape), first + order, -1),
     )
 

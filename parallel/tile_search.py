@@ -12,15 +12,14 @@ from jaxtyping import Array, Float, Int
 
 from parallel import boxes
 
-# Candidates that a tile looks at together: enough that selecting among them costs more than what
-# is done once a step, few enough that seldom many of them are in vain.
-_CANDIDATES = 1024
-
 
 class Blocks(NamedTuple):
-    """Points of one shard in compact blocks; index -1 in a free place of a block."""
+    """Points of one shard in compact blocks; index -1 in a free place of a block.
 
-    points: Float[Array, "B N S D"]
+    A block holds one coordinate after the other, so that a kernel goes along points.
+    """
+
+    points: Float[Array, "B N D S"]
     indices: Int[Array, "B N S"]
 
 
@@ -31,14 +30,16 @@ class Best(NamedTuple):
     indices: Int[Array, "*T K"]
 
 
-def search_tiles(tiles, best: Best, blocks: Blocks, corners, first_block, limit) -> Best:
+def search_tiles(
+    tiles, best: Best, blocks: Blocks, corners, first_block, limit, candidates: int
+) -> Best:
     """The best neighbours of some tiles `(G, T, D)` after all blocks of one sample and shard."""
     at_once = len(tiles)
     real = boxes.finite(tiles)
     tile_corners = (corner[:, None] for corner in boxes.bounds(tiles, real))
     far = boxes.box_square_distances(tuple(tile_corners), corners)
     count, size = best.indices.shape[-1], blocks.indices.shape[-1]
-    step = min(far.shape[1], -(-max(_CANDIDATES, count) // size))
+    step = min(far.shape[1], -(-max(candidates, count) // size))
 
     def goes_on(state):
         far, best = state
@@ -50,10 +51,18 @@ def search_tiles(tiles, best: Best, blocks: Blocks, corners, first_block, limit)
         far, best = state
         distance, visited = _smallest(far, step)
         chosen = first_block + visited
-        points = blocks.points[chosen].reshape(at_once, 1, step * size, -1)
-        indices = jnp.where(jnp.isfinite(distance)[..., None], blocks.indices[chosen], -1)
+        # The barrier keeps apart what is fetched: merged with its uses, each query fetches anew.
+        points, indices = jax.lax.optimization_barrier(
+            (blocks.points[chosen], blocks.indices[chosen])
+        )
+        indices = jnp.where(jnp.isfinite(distance)[..., None], indices, -1)
         indices = indices.reshape(at_once, 1, step * size)
-        squares = boxes.square_distances(tiles[:, :, None] - points)
+        squares = boxes.square_distances(
+            [
+                tiles[:, :, axis, None] - points[:, :, axis].reshape(at_once, 1, -1)
+                for axis in range(tiles.shape[-1])
+            ]
+        )
         # A tile that is done waits for the others: what it visits again does not count.
         squares = jnp.where((squares <= limit) & (indices >= 0), squares, jnp.inf)
         far = far.at[jnp.arange(at_once)[:, None], visited].set(jnp.inf)

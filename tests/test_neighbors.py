@@ -16,21 +16,19 @@ from parallel import boxes, chunks, neighbors, tile_search
 from parallel import mesh as mesh_lib
 
 BATCH, QUERIES, POINTS, RADIUS, COUNT = 2, 48, 80, 0.3, 5
-SIZES = dict(_BLOCK=4, _TILE=8, _CANDIDATES=8)
+SIZES = neighbors._Sizes(block=4, tile=8, candidates=8, at_once=1)
 
 
-def set_sizes(monkeypatch, at_once=1, **sizes):
+def set_sizes(monkeypatch, sizes):
     jax.clear_caches()
-    for name, size in sizes.items():
-        monkeypatch.setattr(tile_search if name == "_CANDIDATES" else neighbors, name, size)
-    monkeypatch.setitem(neighbors._TILES_AT_ONCE, "cpu", at_once)
+    monkeypatch.setitem(neighbors._SIZES, "cpu", sizes)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def small_sizes(compile_fast):
     """Small clouds shall have many blocks and tiles, and take several steps."""
     with pytest.MonkeyPatch.context() as monkeypatch:
-        set_sizes(monkeypatch, **SIZES)
+        set_sizes(monkeypatch, SIZES)
         yield
     jax.clear_caches()
 
@@ -127,13 +125,14 @@ def test_clouds_of_any_size_and_width(queries, points, width, count):
 @pytest.mark.parametrize(
     "sizes",
     [
-        dict(_BLOCK=128, _TILE=64, _CANDIDATES=1024),
-        dict(_BLOCK=32, _TILE=8, _CANDIDATES=32, at_once=4),
+        neighbors._SIZES["cpu"],
+        neighbors._SIZES["gpu"],
+        neighbors._Sizes(block=32, tile=8, candidates=32, at_once=4),
     ],
-    ids=["large", "lockstep"],
+    ids=["cpu", "gpu", "lockstep"],
 )
 def test_sizes_of_blocks_and_tiles_change_nothing(sizes, monkeypatch):
-    set_sizes(monkeypatch, **sizes)
+    set_sizes(monkeypatch, sizes)
     for kind in (uniform, grid):
         queries, points = clouds(kind, 1, np.float32, 300, 4000)
         points[:, :500] += np.float32(0.01)
@@ -241,10 +240,8 @@ def test_blocks_too_far_for_the_radius_or_a_full_list_are_not_visited(radius, ex
     blocks = tile_search.Blocks(jnp.array([[[1.0]], [[-1.0]], [[0.0]]]), jnp.arange(3)[:, None])
     corner = jnp.array([[1.0], [-1.0], [5.0]])
     best = tile_search.Best(jnp.full((1, 1, 2), jnp.inf), jnp.full((1, 1, 2), -1))
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(tile_search, "_CANDIDATES", 1)
-        arguments = best, blocks, (corner, corner), 0, np.float32(radius**2)
-        found = tile_search.search_tiles(jnp.zeros((1, 1, 1)), *arguments)
+    arguments = best, blocks, (corner, corner), 0, np.float32(radius**2), 1
+    found = tile_search.search_tiles(jnp.zeros((1, 1, 1)), *arguments)
     assert set(np.ravel(found.indices).tolist()) == expected
 
 
@@ -408,7 +405,7 @@ def test_memory_of_the_search_is_linear():
 def test_candidates_are_selected_and_not_sorted():
     cloud = shape_of(1, 4096, 3)
     text = text_of(search, cloud, cloud, shape_of(1, 4096, dtype=bool))
-    rows = f",{SIZES['_CANDIDATES'] + COUNT}]"
+    rows = f",{SIZES.candidates + COUNT}]"
     naming = [line for line in text.splitlines() if rows in line]
     assert naming
     assert not [line for line in naming if " sort(" in line]
