@@ -9,7 +9,7 @@ from parallel.mesh import DATA, HEADS
 
 # Scores (float32 numbers) that one chunk may hold on a device. A CPU wants them in its cache; an
 # accelerator wants few, large kernels.
-_SCORES_A_CHUNK = {"cpu": 2**20, "gpu": 2**25, "tpu": 2**24}
+_SCORES_A_CHUNK = {"cpu": 2**20, "gpu": 2**24, "tpu": 2**24}
 
 
 def chunk_length(total: int, batch: int, heads: int, scores_an_entry: int) -> int:

@@ -142,7 +142,9 @@ def pull_back_sums(
     run = _island(
         local, (_PLACES, P(), _SAMPLES, _CLOUD, _SAMPLES, _CLOUD), (P(), _SAMPLES, _CLOUD)
     )
-    return run(Places.of(points), weights, latents, points, d_sums, floating_leaves(d_points))
+    return run(
+        Places.of(points), weights, latents, _tied(points), d_sums, floating_leaves(d_points)
+    )
 
 
 _sum.__wrapped__.defvjp(_sum_forward, _sum_backward)
@@ -191,7 +193,10 @@ def _softmax_backward(function, chunking, residuals, gradients):
     run = _island(
         local, (_PLACES, P(), _SAMPLES, _CLOUD, *samples, _CLOUD), (P(), _SAMPLES, _CLOUD)
     )
-    return run(Places.of(residuals[2]), *residuals, d_means, floating_leaves(d_points))
+    weights, latents, points, *kept = residuals
+    return run(
+        Places.of(points), weights, latents, _tied(points), *kept, d_means, floating_leaves(d_points)
+    )
 
 
 _softmax.__wrapped__.defvjp(_softmax_forward, _softmax_backward)
@@ -234,7 +239,8 @@ def _map_backward(function, chunking, residuals, d_outputs):
         return walk.gradients(d_made_of)
 
     run = _island(local, (_PLACES, P(), _SAMPLES, _CLOUD, _CLOUD), (P(), _SAMPLES, _CLOUD))
-    return run(Places.of(residuals[2]), *residuals, d_outputs)
+    weights, latents, points = residuals
+    return run(Places.of(points), weights, latents, _tied(points), d_outputs)
 
 
 _map.__wrapped__.defvjp(_map_forward, _map_backward)
@@ -245,5 +251,9 @@ def _island(local, in_specs, out_specs):
 
 
 def _tied(points):
-    """The points, so that what has no gradient is held to what has; see `chunks.tie`."""
+    """The points, as something of which nothing is known.
+
+    What has no gradient is held to what has, see `chunks.tie`. And of the points that a scan over
+    layers keeps the compiler then makes no transposed copy, of all layers at once.
+    """
     return jax.lax.optimization_barrier(points)
