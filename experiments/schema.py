@@ -18,7 +18,7 @@ class ModelConfig:
         name: which model.
         dtype: type to compute in, `float32` or `bfloat16`.
         param_dtype: type of the weights.
-        remat: what is computed again for the gradient: `none` or `block`.
+        remat: what is computed again for the gradient: `none`, `attention` or `block`.
     """
 
     name: str = MISSING

@@ -12,8 +12,9 @@ from flare_jax.mlp import MLP
 from flare_jax.norm import LayerNorm
 from parallel import mesh as mesh_lib
 from parallel.mesh import DATA, POINTS
+from parallel.streaming import GATHERED
 
-REMAT_POLICIES = ("none", "block")
+REMAT_POLICIES = ("none", "attention", "block")
 
 
 class Block(nnx.Module):
@@ -75,8 +76,10 @@ class BlockStack(nnx.Module):
         Args:
             make_block: makes one block from its random streams.
             depth: number of blocks.
-            remat: what the forward pass keeps for the gradient: `none` recomputes nothing, `block`
-                keeps only the input of each block and computes the block again.
+            remat: what the forward pass keeps of the points for the gradient: `none`, the input of
+                every attention and every perceptron; `attention`, the input of each block and the
+                latents that its attention gathered, of which attention's output is made again;
+                `block`, only the input of each block: points are gathered again, too.
             rngs: random streams; each block gets its own.
 
         Raises:
@@ -105,9 +108,11 @@ class BlockStack(nnx.Module):
             weights, key = layer
             return nnx.merge(graph, weights)(x, *shared, key), None
 
-        if self.remat == "block":
+        if self.remat != "none":
+            kept = [GATHERED] if self.remat == "attention" else []
+            policy = jax.checkpoint_policies.save_only_these_names(*kept)
             # The scan already keeps the recomputation apart from the forward pass.
-            apply_block = jax.checkpoint(apply_block, prevent_cse=False)
+            apply_block = jax.checkpoint(apply_block, policy=policy, prevent_cse=False)
         keys = None if key is None else jax.random.split(key, self.depth)
         return jax.lax.scan(apply_block, x, (weights, keys))[0]
 

@@ -69,8 +69,8 @@ class FLARE(PointTransformer):
             rngs: random streams; `params` makes the weights, `dropout` is drawn from in training.
             scale: factor of the attention scores. The reference has 1; the paper's rule is
                 `dim_head ** -0.5` where `dim_head` is above 8.
-            remat: `none`, or `block` to compute blocks again for the gradient instead of keeping
-                their insides.
+            remat: what is computed again for the gradient instead of being kept: `none`,
+                `attention` or `block`, see `BlockStack`.
             chunk_size: points of a device that attention works on at once, see `flare_mixer`.
             dtype: type to compute in, `param_dtype` by default. Softmax and reductions are in
                 float32 or wider whatever it is.

@@ -122,8 +122,8 @@ class GeoTransolver(nnx.Module):
             concrete_dropout: learn the dropout rates, see `concrete_dropout.ConcreteDropout`.
             state_mixing_mode: `weighted` or `concat_project`, see `gale.ContextAttention`.
             rngs: random streams; `params` makes the weights, `dropout` is drawn from in training.
-            remat: `none`, or `block` to compute blocks again for the gradient instead of keeping
-                their insides.
+            remat: what is computed again for the gradient instead of being kept: `none`,
+                `attention` or `block`, see `BlockStack`.
             dtype: type to compute in, `param_dtype` by default.
             param_dtype: type of the weights.
 

@@ -60,7 +60,8 @@ class Transolver(PointTransformer):
             time_input: take the time of each sample.
             plus: the layers of Transolver++: adaptive temperature, Gumbel noise in training.
             rngs: random streams; `params` makes the weights, `dropout` is drawn from in training.
-            remat: `none`, or `block` to compute blocks again for the gradient.
+            remat: what is computed again for the gradient: `none`, `attention` or `block`, see
+                `flare_jax.block.BlockStack`.
             dtype: type to compute in, `param_dtype` by default.
             param_dtype: type of the weights.
 

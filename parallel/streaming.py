@@ -22,6 +22,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float
 
@@ -33,6 +34,7 @@ from parallel.precision import accumulation_dtype
 from parallel.walk import OVER, Chunking, Places, Walk, all_sum, floating_leaves
 
 __all__ = [
+    "GATHERED",
     "Chunking",
     "Places",
     "map_points",
@@ -40,6 +42,9 @@ __all__ = [
     "softmax_over_points",
     "sum_over_points",
 ]
+
+# What points were summed to, by this name for `jax.checkpoint_policies`.
+GATHERED = "gathered"
 
 _SAMPLES = P(DATA)
 _CLOUD = P(DATA, POINTS)
@@ -116,11 +121,8 @@ def _sum_forward(function, chunking, weights, latents, points):
         return all_sum(walk.fold(add, zeros), mesh_lib.split_axes(POINTS), lead=2)
 
     run = _island(local, (_PLACES, P(), _SAMPLES, _CLOUD), _SAMPLES)
-    return (run(Places.of(points), weights, latents, _tied(points)), points), (
-        weights,
-        latents,
-        points,
-    )
+    sums = checkpoint_name(run(Places.of(points), weights, latents, _tied(points)), GATHERED)
+    return (sums, points), (weights, latents, points)
 
 
 def _sum_backward(function, chunking, residuals, gradients):
@@ -168,7 +170,9 @@ def _softmax_forward(function, chunking, weights, latents, points):
         return softmax.finish(softmax.merge(walk.fold(add, sums), axis))
 
     run = _island(local, (_PLACES, P(), _SAMPLES, _CLOUD), _SAMPLES)
-    means, log_sum_exp = run(Places.of(points), weights, latents, _tied(points))
+    means, log_sum_exp = checkpoint_name(
+        run(Places.of(points), weights, latents, _tied(points)), GATHERED
+    )
     return (means, points), (weights, latents, points, means, log_sum_exp)
 
 
@@ -195,7 +199,13 @@ def _softmax_backward(function, chunking, residuals, gradients):
     )
     weights, latents, points, *kept = residuals
     return run(
-        Places.of(points), weights, latents, _tied(points), *kept, d_means, floating_leaves(d_points)
+        Places.of(points),
+        weights,
+        latents,
+        _tied(points),
+        *kept,
+        d_means,
+        floating_leaves(d_points),
     )
 
 

@@ -47,8 +47,8 @@ def small(**options) -> GeoTransolver:
 
 
 @cache
-def double_model(option: str) -> GeoTransolver:
-    return evaluated(small(**OPTIONS[option], param_dtype=np.float64))
+def double_model(option: str, **options) -> GeoTransolver:
+    return evaluated(small(**OPTIONS[option], **options, param_dtype=np.float64))
 
 
 def evaluated(model: GeoTransolver) -> GeoTransolver:

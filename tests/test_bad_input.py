@@ -44,7 +44,7 @@ def assert_named(error, *parts: str) -> None:
         (dict(dropout=1.0), ["dropout: expected a rate in [0, 1); got 1.0"]),
         (dict(dropout=-0.1), ["dropout: expected a rate in [0, 1); got -0.1"]),
         (dict(act="gelo"), ["act: expected one of", "gelu", "got 'gelo'"]),
-        (dict(remat="blocks"), ["remat: expected one of none, block; got 'blocks'"]),
+        (dict(remat="blocks"), ["remat: expected one of none, attention, block; got 'blocks'"]),
         (dict(unified_pos=True), ["unified_pos: expected a structured_shape of 2", "got None"]),
         (
             dict(unified_pos=True, structured_shape=[4, 2, 2]),

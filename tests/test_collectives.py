@@ -129,6 +129,18 @@ def model_text(model, program: str, points: int, batch: int = BATCH) -> str:
     return text_of(model_programs(model)[program], state, fx, embedding, mask)
 
 
+@pytest.mark.parametrize(("remat", "times"), [("none", 1), ("attention", 1), ("block", 2)])
+def test_nothing_is_reduced_twice_in_a_layer_unless_whole_blocks_are_computed_again(remat, times):
+    model = small_flare(n_head=LAYER_HEADS, slice_num=LATENTS, remat=remat)
+    *_, width = model.stack.blocks.attention.latent_queries.shape
+    with on_mesh(MESHES["points8"]):
+        found = shapes_of(collectives(model_text(model, "step", POINTS)))
+    lead = (BATCH, LAYER_HEADS)
+    assert found["all-reduce", (*lead, LATENTS)] == times
+    assert found["all-reduce", (*lead, LATENTS, width + 1)] == times
+    assert found["all-reduce", (*lead, LATENTS * width)] == 1
+
+
 @models_on
 @pytest.mark.parametrize("program", ["forward", "step"])
 def test_model_never_gathers_points_and_exchanges_the_same_for_any_number(mesh, program, model):

@@ -253,7 +253,7 @@ def test_impossible_mesh_is_one_line_and_leaves_no_folder(tmp_path, cache, overr
         ("model.n_head=3", "n_head: expected a divisor of n_hidden=16; got 3"),
         ("model.act=tahn", "act"),
         ("model.dropout=1", "dropout: expected a rate in [0, 1); got 1.0"),
-        ("model.remat=all", "remat: expected one of none, block; got 'all'"),
+        ("model.remat=all", "remat: expected one of none, attention, block; got 'all'"),
         ("data.resolution=3", "resolution: expected an integer of at least 4, got 3"),
         ("data.mat_train=x.mat", "expected both or none of mat_train and mat_test; got one"),
         ("data.mat_train=x.mat data.mat_test=y.mat", "x.mat"),

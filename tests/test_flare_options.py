@@ -24,8 +24,9 @@ from flare_jax import FLARE
 # Options -----------------------------------------------------------------------------------------
 
 
-def test_rematerialized_blocks_change_nothing(single_device):
-    output, gradients = value_and_gradients(small_flare(remat="block"), cloud_inputs(97))
+@pytest.mark.parametrize("remat", ["attention", "block"])
+def test_rematerialization_changes_nothing(remat, single_device):
+    output, gradients = value_and_gradients(small_flare(remat=remat), cloud_inputs(97))
     assert_trees_close(output, single_device[0], 1e-6)
     assert_trees_close(gradients, single_device[1], 1e-6)
 

@@ -63,6 +63,17 @@ def test_noise_is_the_same_on_every_mesh(option, mesh, float64):
     assert min(jax.tree.leaves(difference)) > 1e-3
 
 
+@pytest.mark.parametrize(
+    ("option", "mesh"), [("global_concat", dict(points=8)), ("fa", dict(data=2, points=4))], ids=str
+)
+def test_kept_latents_change_nothing(option, mesh, float64):
+    model, kept = double_model(option), double_model(option, remat="attention")
+    inputs = inputs_of(model, 97, 61)
+    with on_mesh(mesh):
+        actual = sharded_step(placed(kept), inputs)
+    assert_trees_close(actual, step(model, inputs), 1e-12)
+
+
 def test_every_option_at_once_compiles_on_samples_and_heads_alone(float64):
     model = small(
         **CONTEXT, **LOCAL, **STREAMS, n_hidden_local=4, plus=True, concrete_dropout=True,
