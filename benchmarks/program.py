@@ -130,19 +130,33 @@ class Program:
         parameters = [each for each in inside if each.op == "parameter"]
         for parameter in parameters:
             index = int(re.match(r"\d+", parameter.rest)[0])
-            users = [each for each in inside if parameter.name in each.operands]
+            names = _views(parameter.name, inside)
+            users = [
+                each
+                for each in inside
+                if each.op != "bitcast" and names.intersection(each.operands)
+            ]
             whole = operands[index] if index < len(operands) else parameter.size
             read = 0
             for user in users:
-                if user.op in _SLICES and user.operands[0] == parameter.name:
+                if user.op in _SLICES and user.operands[0] in names:
                     read += user.size
-                elif user.op == "dynamic-update-slice" and user.operands[0] == parameter.name:
+                elif user.op == "dynamic-update-slice" and user.operands[0] in names:
                     update = sizes.get(user.operands[1], 0)
                     written = max(0, written - whole) + update
                 else:
                     read += whole
             moved += min(read, whole)
         return moved + written
+
+
+def _views(name: str, instructions: list[Instruction]) -> set[str]:
+    """Names under which an array is read: its own, and those of its bitcasts."""
+    names = {name}
+    for each in instructions:  # In the order of their definition.
+        if each.op == "bitcast" and each.operands[0] in names:
+            names.add(each.name)
+    return names
 
 
 def _size(type_text: str) -> int:

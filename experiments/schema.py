@@ -47,6 +47,7 @@ class FlareConfig(ModelConfig):
     ref: int = 8
     scale: float = 1.0
     chunk_size: int | None = None
+    attention_backend: str = "auto"
     structured: bool = False
 
 
@@ -97,6 +98,7 @@ class GeoTransolverConfig(ModelConfig):
     attention_type: str = "GALE"
     concrete_dropout: bool = False
     state_mixing_mode: str = "weighted"
+    attention_backend: str = "auto"
     concrete_dropout_weight: float = 1e-4
     structured: bool = False
 

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Key
 
+from flare_jax import fused
 from flare_jax import heads as heads_lib
 from flare_jax.linear import Linear
 from flare_jax.mixer import LatentWeights, flare_mixer, score_weights
@@ -31,6 +32,7 @@ class FLAREAttention(nnx.Module):
         dropout: float = 0.0,
         scale: float = 1.0,
         chunk_size: int | None = None,
+        attention_backend: str = "auto",
         initial: str = "normal",
         rngs: nnx.Rngs,
         dtype: jax.typing.DTypeLike = jnp.float32,
@@ -46,15 +48,18 @@ class FLAREAttention(nnx.Module):
             dropout: dropout rate of the output.
             scale: factor of the scores.
             chunk_size: points worked on at once, see `flare_mixer`.
+            attention_backend: what computes the softmaxes, see `flare_jax.fused.check_backend`.
             initial: how the linear weights are drawn, see `Linear`.
             rngs: random streams; `params` is used.
             dtype: type to compute in.
             param_dtype: type of the weights.
 
         Raises:
-            ValueError: `heads` does not divide `dim`, and no `width` is given.
+            ValueError: `heads` does not divide `dim`, and no `width` is given; or the backend does
+                not take the type or the width.
         """
         width = heads_lib.head_width(dim, heads) if width is None else width
+        fused.check_backend(attention_backend, dtype, width)
         types = dict(rngs=rngs, initial=initial, dtype=dtype, param_dtype=param_dtype)
         queries = jax.random.normal(rngs.params(), (heads, latents, width), param_dtype)
         self.latent_queries = parameter(queries, HEADS, None, None)
@@ -66,6 +71,7 @@ class FLAREAttention(nnx.Module):
         self.dropout = dropout
         self.scale = scale
         self.chunk_size = chunk_size
+        self.attention_backend = attention_backend
         self.dtype = dtype
 
     def __call__(
@@ -93,6 +99,7 @@ class FLAREAttention(nnx.Module):
             heads_lib.out_of(self.project_out, self.heads),
             point_mask,
             chunk_size=self.chunk_size,
+            fused=fused.uses_kernel(self.attention_backend),
         )
         return points_dropout(y, self.dropout, dropout_key)
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 import jax
 from jaxtyping import Array, Bool, Float
 
+from flare_jax import fused as fused_lib
 from flare_jax.heads import HeadLinear, HeadScores, map_into, map_out, visible
 from parallel import softmax
 from parallel.contraction import product
@@ -61,6 +62,7 @@ def flare_mixer(
     point_mask: Bool[Array, "B N"] | None = None,
     *,
     chunk_size: int | None = None,
+    fused: bool = False,
 ) -> Float[Array, "B N C"]:
     """FLARE attention from the input of a layer to its output.
 
@@ -71,18 +73,24 @@ def flare_mixer(
         output: `(H, D, C)`, from the heads to the output.
         point_mask: True where a point is real. Other rows change nothing and come out zero.
         chunk_size: points of a shard that are worked on at once, see `parallel.streaming.Chunking`.
+        fused: go through the fused kernel of `flare_jax.fused`.
 
     Returns:
         The mixed points, laid out as `x`.
     """
-    chunking = latent_chunking(weights, chunk_size)
-    z, points = gather_latents(x, weights, value, point_mask, chunking)
-    return map_points(_decode, chunking, (weights, output), {"z": z}, points)
+    chunking = latent_chunking(weights, chunk_size, fused=fused)
+    z, points = gather_latents(x, weights, value, point_mask, chunking, fused=fused)
+    decode = _decode_fused if fused else _decode
+    return map_points(decode, chunking, (weights, output), {"z": z}, points)
 
 
-def latent_chunking(weights: LatentWeights, chunk_size: int | None = None) -> Chunking:
+def latent_chunking(
+    weights: LatentWeights, chunk_size: int | None = None, *, fused: bool = False
+) -> Chunking:
     """How many points are worked on at once."""
     heads, latents, _ = weights.scores.kernel.shape
+    if fused:
+        return fused_lib.whole_shard(heads, latents)
     return Chunking(heads, latents, chunk_size)
 
 
@@ -92,13 +100,18 @@ def gather_latents(
     value: HeadLinear,
     point_mask: Bool[Array, "B N"] | None,
     chunking: Chunking,
+    *,
+    fused: bool = False,
 ) -> tuple[Float[Array, "B H S D"], dict[str, jax.Array]]:
     """The encode step: the latents, and the points to read on from (`softmax_over_points`).
 
     Softmax weights sum to one, so that the mean of the values is the value of the mean.
     """
     points = {"x": x} | ({} if point_mask is None else {"mask": point_mask})
-    means, points = softmax_over_points(_encode, chunking, weights, {}, points)
+    if fused:
+        means, points = fused_lib.gather(weights, points)
+    else:
+        means, points = softmax_over_points(_encode, chunking, weights, {}, points)
     z = product("bhsd,hde->bhse", means, value.kernel.astype(means.dtype))
     return z + value.bias.astype(z.dtype)[:, None], points
 
@@ -129,3 +142,9 @@ def _decode(weights, latents, chunk, places):
     weights, output = weights
     y = spread_latents(weights, latents["z"], heads_of(weights, chunk))
     return map_out(output, y, chunk.get("mask"))
+
+
+def _decode_fused(weights, latents, chunk, places):
+    weights, output = weights
+    y = fused_lib.spread(fused_lib.heads_of(weights, chunk), weights.scores, latents["z"])
+    return fused_lib.map_out(output, y, chunk.get("mask"))

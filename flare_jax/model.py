@@ -46,6 +46,7 @@ class FLARE(PointTransformer):
         scale: float = 1.0,
         remat: str = "none",
         chunk_size: int | None = None,
+        attention_backend: str = "auto",
         dtype: jax.typing.DTypeLike | None = None,
         param_dtype: jax.typing.DTypeLike = jnp.float32,
     ):
@@ -72,6 +73,7 @@ class FLARE(PointTransformer):
             remat: what is computed again for the gradient instead of being kept: `none`,
                 `attention` or `block`, see `BlockStack`.
             chunk_size: points of a device that attention works on at once, see `flare_mixer`.
+            attention_backend: `auto`, `xla` or `cudnn`, see `flare_jax.fused.check_backend`.
             dtype: type to compute in, `param_dtype` by default. Softmax and reductions are in
                 float32 or wider whatever it is.
             param_dtype: type of the weights.
@@ -92,6 +94,7 @@ class FLARE(PointTransformer):
                 dropout=dropout,
                 scale=scale,
                 chunk_size=chunk_size,
+                attention_backend=attention_backend,
                 rngs=rngs,
                 dtype=dtype,
                 param_dtype=param_dtype,

@@ -12,10 +12,11 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Key
 
+from flare_jax import fused
 from flare_jax import heads as heads_lib
 from flare_jax.activations import gelu
 from flare_jax.attention import FLAREAttention
-from flare_jax.heads import HeadLinear
+from flare_jax.heads import HeadLinear, HeadScores
 from flare_jax.linear import Linear
 from flare_jax.mixer import gather_latents, heads_of, latent_chunking, spread_latents
 from flare_jax.norm import LayerNorm
@@ -233,6 +234,7 @@ class GALEFA(FLAREAttention):
         state_mixing_mode: str = "weighted",
         dropout: float = 0.0,
         concrete_dropout: bool = False,
+        attention_backend: str = "auto",
         rngs: nnx.Rngs,
         dtype: jax.typing.DTypeLike = jnp.float32,
         param_dtype: jax.typing.DTypeLike = jnp.float32,
@@ -247,13 +249,21 @@ class GALEFA(FLAREAttention):
             state_mixing_mode: see `ContextAttention`.
             dropout: dropout rate of the output.
             concrete_dropout: learn that rate.
+            attention_backend: what computes the softmaxes, see `flare_jax.fused.check_backend`.
             rngs: random streams; `params` is used.
             dtype: type to compute in.
             param_dtype: type of the weights.
         """
         types = dict(rngs=rngs, dtype=dtype, param_dtype=param_dtype)
         super().__init__(
-            dim, heads, latents, width=dim // heads, dropout=dropout, initial="uniform", **types
+            dim,
+            heads,
+            latents,
+            width=dim // heads,
+            dropout=dropout,
+            attention_backend=attention_backend,
+            initial="uniform",
+            **types,
         )
         self.cross = _context_attention(dim // heads, context_dim, state_mixing_mode, **types)
         self.concrete = (
@@ -273,12 +283,15 @@ class GALEFA(FLAREAttention):
             return output_dropout(self, super().__call__(x, point_mask, norm=norm), key)
         weights = self.latent_weights(norm)
         value = heads_lib.within(self.project_value, self.heads)
-        chunking = latent_chunking(weights)
-        z, points = gather_latents(x.astype(self.dtype), weights, value, point_mask, chunking)
+        kernel = fused.uses_kernel(self.attention_backend)
+        chunking = latent_chunking(weights, fused=kernel)
+        x = x.astype(self.dtype)
+        z, points = gather_latents(x, weights, value, point_mask, chunking, fused=kernel)
         query, mixing = self.cross.by_heads(self.heads)
         context = seen_by_points(self.cross.attended(context), query, self.scale)
         weights = (weights, heads_lib.out_of(self.project_out, self.heads), mixing)
-        y = map_points(_spread, chunking, weights, {"z": z, "context": context}, points)
+        spread = _spread_fused if kernel else _spread
+        y = map_points(spread, chunking, weights, {"z": z, "context": context}, points)
         return output_dropout(self, y, key)
 
 
@@ -322,6 +335,26 @@ def _spread(weights, latents, chunk, places):
     else:
         mixed = weighted_mean(mixing[:, None, None], own, cross)
     return heads_lib.map_out(output, mixed, chunk.get("mask"))
+
+
+def _spread_fused(weights, latents, chunk, places):
+    """The same through the fused kernel, where points stand before heads."""
+    weights, output, mixing = weights
+    heads = fused.heads_of(weights, chunk)
+    own = fused.spread(heads, weights.scores, latents["z"])
+
+    context = latents["context"]
+    scores = HeadScores(context.scores, context.bias)
+    cross = fused.spread(heads, scores, context.values)
+    cross = (cross + context.middle.transpose(0, 3, 1, 2)).astype(heads.dtype)
+
+    if isinstance(mixing, HeadLinear):
+        both = jnp.concatenate([own, cross], axis=-1)
+        mixed = contract("bnhd,hde->bnhe", both, mixing.kernel)
+        mixed = gelu((mixed + mixing.bias.astype(mixed.dtype)).astype(heads.dtype))
+    else:
+        mixed = weighted_mean(mixing[:, None], own, cross)
+    return fused.map_out(output, mixed, chunk.get("mask"))
 
 
 def output_dropout(

@@ -89,6 +89,7 @@ class GeoTransolver(nnx.Module):
         *,
         rngs: nnx.Rngs,
         remat: str = "none",
+        attention_backend: str = "auto",
         dtype: jax.typing.DTypeLike | None = None,
         param_dtype: jax.typing.DTypeLike = jnp.float32,
     ):
@@ -124,6 +125,8 @@ class GeoTransolver(nnx.Module):
             rngs: random streams; `params` makes the weights, `dropout` is drawn from in training.
             remat: what is computed again for the gradient instead of being kept: `none`,
                 `attention` or `block`, see `BlockStack`.
+            attention_backend: `auto`, `xla` or, for GALE_FA, `cudnn`, see
+                `flare_jax.fused.check_backend`.
             dtype: type to compute in, `param_dtype` by default.
             param_dtype: type of the weights.
 
@@ -143,6 +146,11 @@ class GeoTransolver(nnx.Module):
             raise ValueError(
                 f"attention_type: expected one of {', '.join(ATTENTION_TYPES)}; "
                 f"got {attention_type!r}"
+            )
+        if attention_type != "GALE_FA" and attention_backend not in ("auto", "xla"):
+            raise ValueError(
+                "attention_backend: expected auto or xla with attention_type='GALE', whose slices "
+                f"no other one computes; got {attention_backend!r}"
             )
         check_heads(n_hidden, n_head)
         check_positive(n_layers=n_layers, n_hidden=n_hidden, mlp_ratio=mlp_ratio)
@@ -215,7 +223,15 @@ class GeoTransolver(nnx.Module):
                     **types,
                 )
             else:
-                attention = GALEFA(dim, n_head, slice_num, **options, **shared, **types)
+                attention = GALEFA(
+                    dim,
+                    n_head,
+                    slice_num,
+                    attention_backend=attention_backend,
+                    **options,
+                    **shared,
+                    **types,
+                )
             return GALEBlock(attention, dim, mlp_ratio=mlp_ratio, act=act, **shared, **types)
 
         self.stack = BlockStack(make_block, n_layers, remat=remat, rngs=rngs)

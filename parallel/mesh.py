@@ -192,6 +192,26 @@ def island(function: Callable, in_specs, out_specs, *, over: Sequence[str] = (PO
     )
 
 
+def by_heads(function: Callable) -> Callable:
+    """Makes `function` of arrays `(B, n, H, D)` run on each shard of the heads, all axes manual.
+
+    For what the compiler's partitioner cannot handle where only some axes are manual, as inside an
+    island. The heads must divide over their axis.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    left = {
+        name
+        for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True)
+        if kind != AxisType.Manual
+    }
+    if not left:
+        return function
+    heads = P(None, None, HEADS if HEADS in left else None)
+    return jax.shard_map(
+        function, in_specs=heads, out_specs=heads, axis_names=left, check_vma=False
+    )
+
+
 def replicate_unsharded(array):
     """An array that lies on one device, copied to all devices of the mesh; others as they are.
 

@@ -5,8 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import MESHES, on_mesh, placed, small_flare
+from flax import nnx
 
 from flare_jax import FLARE
+from geotransolver_jax import GeoTransolver
 
 FX = np.ones((2, 16, 2), np.float32)
 EMBEDDING = np.ones((2, 16, 3), np.float32)
@@ -17,7 +19,7 @@ ONE_EMPTY = np.array([[True] * 16, [False] * 16])
 def assert_named(error, *parts: str) -> None:
     message = str(error.value)
     assert "\n" not in message
-    assert "expected" in message
+    assert "expect" in message
     assert "got" in message
     for part in parts:
         assert part in message, message
@@ -45,6 +47,15 @@ def assert_named(error, *parts: str) -> None:
         (dict(dropout=-0.1), ["dropout: expected a rate in [0, 1); got -0.1"]),
         (dict(act="gelo"), ["act: expected one of", "gelu", "got 'gelo'"]),
         (dict(remat="blocks"), ["remat: expected one of none, attention, block; got 'blocks'"]),
+        (dict(attention_backend="triton"), ["attention_backend: expected one of auto, xla, cudnn"]),
+        (
+            dict(attention_backend="cudnn"),
+            ["attention_backend: 'cudnn' expects dtype bfloat16 or float16", "got float32"],
+        ),
+        (
+            dict(attention_backend="cudnn", n_hidden=256, n_head=2, dtype="bfloat16"),
+            ["attention_backend: 'cudnn' expects heads of at most 126 channels; got 128"],
+        ),
         (dict(unified_pos=True), ["unified_pos: expected a structured_shape of 2", "got None"]),
         (
             dict(unified_pos=True, structured_shape=[4, 2, 2]),
@@ -64,9 +75,20 @@ def assert_named(error, *parts: str) -> None:
     ids=lambda value: "-".join(map(str, value)) if isinstance(value, dict) else "",
 )
 def test_bad_option_is_named(options, parts):
-    with pytest.raises(ValueError, match="expected") as error:
+    with pytest.raises(ValueError, match="expect") as error:
         small_flare(**options)
     assert_named(error, *parts)
+
+
+def test_gale_has_no_fused_kernel():
+    with pytest.raises(ValueError, match="attention_backend: expected auto or xla with attention_"):
+        GeoTransolver(functional_dim=2, out_dim=1, attention_backend="cudnn", rngs=nnx.Rngs(0))
+
+
+def test_fused_kernel_is_refused_on_a_cpu():
+    model = small_flare(attention_backend="cudnn", dtype="bfloat16")
+    with pytest.raises(ValueError, match="'cudnn' expects an NVIDIA GPU to compile for; got 'cpu'"):
+        model(fx=FX, embedding=EMBEDDING)
 
 
 def test_heads_that_do_not_divide_over_the_mesh_are_named():

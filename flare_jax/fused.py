@@ -1,0 +1,201 @@
+"""FLARE attention through one fused kernel, cuDNN's, on all points of a shard at once.
+
+Such a kernel returns weighted values, and neither it nor `jax.nn.dot_product_attention` gives what
+merging the shards needs beside them: the log-sum-exp, in float32 and with a gradient. So the points
+of every shard get one more, the mean of all points, whose value is a one in a channel of its own.
+What that channel returns is the share of this point, and tells the weight of the others:
+
+    w = V / (V + Z),  o = sum_n e^s_n v_n / (V + Z)   =>   o / w = sum / V,  1 / w - 1 = Z / V
+
+with `V = e^s` of the mean, the same on all shards. Their sums over the shards are the numerator and
+the denominator of the whole softmax. The mean scores less than the log of the mean of `e^s`
+(Jensen), so that Z is at least V for each point there is, and a narrow `w` loses no digits.
+
+Padding scores by a channel, too: a mask would be an array of all scores.
+"""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from flare_jax.heads import HeadLinear, HeadScores, hide, visible
+from parallel import mesh as mesh_lib
+from parallel.contraction import contract, product
+from parallel.precision import accumulation_dtype
+from parallel.reductions import masked_mean
+from parallel.streaming import Chunking, sum_over_points
+
+BACKENDS = ("auto", "xla", "cudnn")
+# What `jax.nn.dot_product_attention` calls it.
+_IMPLEMENTATION = "cudnn"
+_NARROW = ("bfloat16", "float16")
+_CHANNELS, _MOST_CHANNELS = 8, 128
+# Channels beside those of a head: of the mean point, and of a bias in two parts.
+_EXTRA = 2
+_PADDING_SCORE = -3e4
+# Scores of one latent would have to spread over 69 to come below.
+_LEAST_SHARE = 1e-30
+
+
+def check_backend(name: str, dtype: jax.typing.DTypeLike, width: int) -> None:
+    """Refuses what cannot run.
+
+    Args:
+        name: `auto` (`xla`, until another one has been measured to be faster), `xla` (chunks of
+            points, any type and device) or `cudnn`.
+        dtype: type to compute in.
+        width: channels of a head.
+
+    Raises:
+        ValueError: the backend is unknown, or does not take the type or the width.
+    """
+    if name not in BACKENDS:
+        raise ValueError(f"attention_backend: expected one of {', '.join(BACKENDS)}; got {name!r}")
+    if name != "cudnn":
+        return
+    if jnp.dtype(dtype).name not in _NARROW:
+        raise ValueError(
+            "attention_backend: 'cudnn' expects dtype bfloat16 or float16, which its kernels "
+            f"compute in; got {jnp.dtype(dtype).name}"
+        )
+    if width + _EXTRA > _MOST_CHANNELS:
+        raise ValueError(
+            f"attention_backend: 'cudnn' expects heads of at most {_MOST_CHANNELS - _EXTRA} "
+            f"channels; got {width}"
+        )
+
+
+def uses_kernel(backend: str) -> bool:
+    """Whether attention is to go through the fused kernel, in the current context.
+
+    Raises:
+        ValueError: it is to, but the context compiles for another device than a GPU.
+    """
+    if backend != "cudnn":
+        return False
+    if mesh_lib.platform() != "gpu":
+        raise ValueError(
+            "attention_backend: 'cudnn' expects an NVIDIA GPU to compile for; got "
+            f"{mesh_lib.platform()!r}"
+        )
+    return True
+
+
+def whole_shard(heads: int, latents: int) -> Chunking:
+    """All points of a shard at once: the kernel itself goes through them in tiles."""
+    return Chunking(heads, latents, 2**31 - 1)
+
+
+def gather(weights, points: dict[str, jax.Array]) -> tuple[Float[Array, "B H S D"], dict]:
+    """`sum_n softmax_n(scores_n) heads_n`, and the points to read on from (`sum_over_points`).
+
+    Args:
+        weights: a `flare_jax.mixer.LatentWeights`.
+        points: `x` `(B, N, C)`, and `mask` `(B, N)` where some are padding.
+    """
+    x, mask = points["x"], points.get("mask")
+    mean = masked_mean(visible(x, mask, weights.normalized), mask)
+    bias = weights.point.bias
+    mean = product("bc,hcd->bhd", mean, weights.point.kernel) + bias.astype(mean.dtype)
+    latents = {"mean": jax.lax.stop_gradient(mean)}
+    heads, slices, _ = weights.scores.kernel.shape
+    (sums, totals), points = sum_over_points(
+        _sums, whole_shard(heads, slices), weights, latents, points
+    )
+    return sums / totals[..., None], points
+
+
+def _sums(weights, latents, chunk, places):
+    heads = heads_of(weights, chunk)
+    batch, points, _, width = heads.shape
+    dtype, channels = heads.dtype, _padded(width)
+    one = jnp.arange(channels) == width
+
+    mask = chunk.get("mask")
+    extra = jnp.zeros((batch, points), dtype)
+    if mask is not None:
+        extra = jnp.where(mask, extra, jnp.asarray(_PADDING_SCORE, dtype))
+    mean = _pad(latents["mean"].astype(dtype)[:, None], channels)
+    key = _pad(heads, channels) + extra[:, :, None, None] * one.astype(dtype)
+    key = jnp.concatenate([key, mean], axis=1)
+    value = jnp.concatenate(
+        [_pad(heads, channels), jnp.broadcast_to(one.astype(dtype), mean.shape)], axis=1
+    )
+    query = _pad(weights.scores.kernel.astype(dtype).swapaxes(0, 1), channels)
+    query = query + jnp.where(one, 1, 0).astype(dtype)
+    query = jnp.broadcast_to(query, (batch, *query.shape))
+
+    result = _attend(query, key, value, width).swapaxes(1, 2)
+    share = jnp.maximum(result[..., width], _LEAST_SHARE)
+    return result[..., :width] / share[..., None], 1 / share - 1
+
+
+def heads_of(weights, chunk: dict[str, jax.Array]) -> Float[Array, "B n H D"]:
+    """Heads of the points, of zeros where they are padding, laid out as the kernel reads them."""
+    x = visible(chunk["x"], chunk.get("mask"), weights.normalized)
+    heads = contract("bnc,hcd->bnhd", x, weights.point.kernel)
+    return (heads + weights.point.bias.astype(heads.dtype)).astype(x.dtype)
+
+
+def spread(
+    heads: Float[Array, "B n H D"], scores: HeadScores, values: Float[Array, "B H S D"]
+) -> Float[Array, "B n H D"]:
+    """`sum_s softmax_s(scores_s) values_s` for every point, in the type of the heads.
+
+    Args:
+        heads: of the points.
+        scores: kernel `([B,] H, S, D)` and bias `([B,] H, S)` of their scores.
+        values: of the latents.
+    """
+    batch, _, _, width = heads.shape
+    dtype, channels = heads.dtype, _padded(width)
+    kernel, bias = scores
+    # In two parts a narrow type holds the bias to twice its digits.
+    coarse = bias.astype(dtype)
+    fine = (bias - coarse.astype(bias.dtype)).astype(dtype)
+    key = jnp.concatenate([kernel.astype(dtype), coarse[..., None], fine[..., None]], axis=-1)
+    key = jnp.broadcast_to(key, (batch, *key.shape[-3:])).swapaxes(1, 2)
+    ones = jnp.ones((*heads.shape[:-1], _EXTRA), dtype)
+    query = jnp.concatenate([heads, ones], axis=-1)
+    value = values.astype(dtype).swapaxes(1, 2)
+    query, key, value = (_pad(array, channels) for array in (query, key, value))
+    return _attend(query, key, value, width)[..., :width].astype(dtype)
+
+
+def map_out(
+    output: HeadLinear, heads: Float[Array, "B n H D"], mask: Bool[Array, "B n"] | None
+) -> Float[Array, "B n C"]:
+    """The output that the heads sum to; zero where points are padding."""
+    y = contract("bnhd,hdc->bnc", heads, output.kernel)
+    return hide((y + output.bias[0].astype(y.dtype)).astype(heads.dtype), mask)
+
+
+def _attend(query, key, value, width: int):
+    """The kernel's result, in float32 or wider; channel `width` of every query is one.
+
+    cuDNN has no gradient where there is an odd number of queries or keys. One more query changes
+    nothing, nor does a key that scores as padding does.
+    """
+    queries, keys = query.shape[1], key.shape[1]
+    query, key, value = (
+        jnp.pad(array, ((0, 0), (0, array.shape[1] % 2), (0, 0), (0, 0)))
+        for array in (query, key, value)
+    )
+    key = key.at[:, keys:, :, width].set(_PADDING_SCORE)
+    result = mesh_lib.by_heads(_kernel)(query, key, value)
+    return result[:, :queries].astype(accumulation_dtype(result.dtype))
+
+
+def _kernel(query, key, value):
+    return jax.nn.dot_product_attention(
+        query, key, value, scale=1.0, implementation=_IMPLEMENTATION
+    )
+
+
+def _padded(width: int) -> int:
+    """Channels of a head in the kernel."""
+    return -(-(width + _EXTRA) // _CHANNELS) * _CHANNELS
+
+
+def _pad(array, channels: int):
+    return jnp.pad(array, [(0, 0)] * (array.ndim - 1) + [(0, channels - array.shape[-1])])
