@@ -86,6 +86,42 @@ def test_of_an_array_read_in_chunks_only_the_chunks_count():
     assert 4 * 1000 <= moved.bytes_moved() < 4 * 4000
 
 
+def test_of_an_array_written_under_another_shape_only_the_part_counts():
+    program = Program(
+        """HloModule m
+
+%fused (p0: f32[1000,1], p1: f32[10], p2: s32[]) -> f32[1000] {
+  %p0 = f32[1000,1]{1,0} parameter(0)
+  %flat = f32[1000]{0} bitcast(%p0)
+  %p1 = f32[10]{0} parameter(1)
+  %p2 = s32[] parameter(2)
+  ROOT %put = f32[1000]{0} dynamic-update-slice(%flat, %p1, %p2)
+}
+
+ENTRY %main (a: f32[1000,1], b: f32[10], i: s32[]) -> f32[1000] {
+  %a = f32[1000,1]{1,0} parameter(0)
+  %b = f32[10]{0} parameter(1)
+  %i = s32[] parameter(2)
+  ROOT %f = f32[1000]{0} fusion(%a, %b, %i), kind=kLoop, calls=%fused
+}
+"""
+    )
+    # The part is read, and written; and there is its place.
+    assert program.bytes_moved() == 4 * (10 + 10 + 1)
+
+
+@pytest.mark.parametrize("model", ["flare", "gale"])
+def test_a_program_of_many_blocks_is_as_long_as_one_of_few(model):
+    """So that compiling it takes no longer."""
+    lengths = []
+    for layers in (2, 6):
+        case = Case(model, 24, **SMALL | dict(layers=layers))
+        weights, train = make_function(case.make_model(), "train")
+        text = compile_for(train, weights, case.input_shapes()).as_text()
+        lengths.append(len(text.splitlines()))
+    assert lengths[1] <= 1.02 * lengths[0]
+
+
 @pytest.mark.parametrize("model", MODELS)
 def test_cases_are_the_models_they_name(model):
     case = Case(model, 24, batch=2, **SMALL)
