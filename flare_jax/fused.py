@@ -23,7 +23,7 @@ from parallel import mesh as mesh_lib
 from parallel.contraction import contract, product
 from parallel.precision import accumulation_dtype
 from parallel.reductions import masked_mean
-from parallel.streaming import Chunking, sum_over_points
+from parallel.streaming import Chunking, Held, sum_over_points
 
 BACKENDS = ("auto", "xla", "cudnn")
 # What `jax.nn.dot_product_attention` calls it.
@@ -86,8 +86,8 @@ def whole_shard(heads: int, latents: int) -> Chunking:
     return Chunking(heads, latents, 2**31 - 1)
 
 
-def gather(weights, points: dict[str, jax.Array]) -> tuple[Float[Array, "B H S D"], dict]:
-    """`sum_n softmax_n(scores_n) heads_n`, and the points to read on from (`sum_over_points`).
+def gather(weights, points: dict[str, jax.Array]) -> tuple[Float[Array, "B H S D"], Held]:
+    """`sum_n softmax_n(scores_n) heads_n`, and what that was made of.
 
     Args:
         weights: a `flare_jax.mixer.LatentWeights`.
@@ -99,10 +99,10 @@ def gather(weights, points: dict[str, jax.Array]) -> tuple[Float[Array, "B H S D
     mean = product("bc,hcd->bhd", mean, weights.point.kernel) + bias.astype(mean.dtype)
     latents = {"mean": jax.lax.stop_gradient(mean)}
     heads, slices, _ = weights.scores.kernel.shape
-    (sums, totals), points = sum_over_points(
+    (sums, totals), held = sum_over_points(
         _sums, whole_shard(heads, slices), weights, latents, points
     )
-    return sums / totals[..., None], points
+    return sums / totals[..., None], held
 
 
 def _sums(weights, latents, chunk, places):

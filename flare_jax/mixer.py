@@ -20,7 +20,7 @@ from flare_jax import fused as fused_lib
 from flare_jax.heads import HeadLinear, HeadScores, map_into, map_out, visible
 from parallel import softmax
 from parallel.contraction import product
-from parallel.streaming import Chunking, map_points, softmax_over_points
+from parallel.streaming import Chunking, Held, map_held, softmax_over_points
 
 
 @jax.tree_util.register_dataclass
@@ -79,9 +79,9 @@ def flare_mixer(
         The mixed points, laid out as `x`.
     """
     chunking = latent_chunking(weights, chunk_size, fused=fused)
-    z, points = gather_latents(x, weights, value, point_mask, chunking, fused=fused)
+    z, held = gather_latents(x, weights, value, point_mask, chunking, fused=fused)
     decode = _decode_fused if fused else _decode
-    return map_points(decode, chunking, (weights, output), {"z": z}, points)
+    return map_held(decode, chunking, output, {"z": z}, held)
 
 
 def latent_chunking(
@@ -102,18 +102,18 @@ def gather_latents(
     chunking: Chunking,
     *,
     fused: bool = False,
-) -> tuple[Float[Array, "B H S D"], dict[str, jax.Array]]:
-    """The encode step: the latents, and the points to read on from (`softmax_over_points`).
+) -> tuple[Float[Array, "B H S D"], Held]:
+    """The encode step: the latents, and what they were made of.
 
     Softmax weights sum to one, so that the mean of the values is the value of the mean.
     """
     points = {"x": x} | ({} if point_mask is None else {"mask": point_mask})
     if fused:
-        means, points = fused_lib.gather(weights, points)
+        means, held = fused_lib.gather(weights, points)
     else:
-        means, points = softmax_over_points(_encode, chunking, weights, {}, points)
+        means, held = softmax_over_points(_encode, chunking, weights, {}, points)
     z = product("bhsd,hde->bhse", means, value.kernel.astype(means.dtype))
-    return z + value.bias.astype(z.dtype)[:, None], points
+    return z + value.bias.astype(z.dtype)[:, None], held
 
 
 def heads_of(

@@ -11,7 +11,7 @@ from flare_jax import heads as heads_lib
 from flare_jax.linear import Linear
 from flare_jax.norm import LayerNorm
 from geotransolver_jax.projection import SliceProjection
-from geotransolver_jax.slices import points_to_slices, slices_to_points
+from geotransolver_jax.slices import points_to_slices, slice_chunking, slices_to_points
 from parallel.contraction import product
 from parallel.mesh import HEADS
 from parallel.random import points_dropout
@@ -109,10 +109,10 @@ class PhysicsAttention(SliceProjection):
     ) -> Float[Array, "B N C"]:
         """Points to slice tokens, `attend` on these, and back."""
         weights = self.slice_weights(noise_key, norm)
-        tokens, points = points_to_slices(self.points(x, point_mask, norm), weights)
+        tokens, held = points_to_slices(self.points(x, point_mask, norm), weights)
         tokens = attend(tokens.astype(self.dtype))
         output = heads_lib.out_of(self.project_out, self.heads)
-        return slices_to_points(points, tokens, weights, output)
+        return slices_to_points(held, tokens, slice_chunking(weights), output)
 
     def attend(self, tokens: Float[Array, "B H S D"]) -> Float[Array, "B H S D"]:
         """Self-attention among the slices of each head; the same on every shard of the points."""

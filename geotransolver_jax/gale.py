@@ -27,7 +27,7 @@ from parallel.contraction import contract, product
 from parallel.parameters import parameter
 from parallel.precision import accumulation_dtype
 from parallel.random import points_dropout
-from parallel.streaming import map_points
+from parallel.streaming import map_held
 
 STATE_MIXING_MODES = ("weighted", "concat_project")
 
@@ -286,12 +286,12 @@ class GALEFA(FLAREAttention):
         kernel = fused.uses_kernel(self.attention_backend)
         chunking = latent_chunking(weights, fused=kernel)
         x = x.astype(self.dtype)
-        z, points = gather_latents(x, weights, value, point_mask, chunking, fused=kernel)
+        z, held = gather_latents(x, weights, value, point_mask, chunking, fused=kernel)
         query, mixing = self.cross.by_heads(self.heads)
         context = seen_by_points(self.cross.attended(context), query, self.scale)
-        weights = (weights, heads_lib.out_of(self.project_out, self.heads), mixing)
+        weights = (heads_lib.out_of(self.project_out, self.heads), mixing)
         spread = _spread_fused if kernel else _spread
-        y = map_points(spread, chunking, weights, {"z": z, "context": context}, points)
+        y = map_held(spread, chunking, weights, {"z": z, "context": context}, held)
         return output_dropout(self, y, key)
 
 
@@ -320,7 +320,7 @@ def seen_by_points(context: Attended, query: HeadLinear, scale: float) -> SeenBy
 
 def _spread(weights, latents, chunk, places):
     """A chunk of points from the latents and from the context."""
-    weights, output, mixing = weights
+    weights, (output, mixing) = weights
     heads = heads_of(weights, chunk)
     own = spread_latents(weights, latents["z"], heads)
 
@@ -339,7 +339,7 @@ def _spread(weights, latents, chunk, places):
 
 def _spread_fused(weights, latents, chunk, places):
     """The same through the fused kernel, where points stand before heads."""
-    weights, output, mixing = weights
+    weights, (output, mixing) = weights
     heads = fused.heads_of(weights, chunk)
     own = fused.spread(heads, weights.scores, latents["z"])
 

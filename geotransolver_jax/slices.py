@@ -6,7 +6,7 @@ points by the same weights. Projections and weights exist for a chunk of points 
 and backward.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import jax
@@ -17,7 +17,7 @@ from flare_jax.activations import gelu
 from flare_jax.heads import HeadLinear, HeadScores, hide, map_into, map_out, visible
 from parallel import softmax
 from parallel.contraction import contract, product
-from parallel.streaming import Chunking, Places, map_points, pull_back_sums, sum_over_points
+from parallel.streaming import Chunking, Held, Places, map_held, pull_back_sums, sum_over_points
 
 # Added to the sum of a slice's weights, as the reference does: an empty slice becomes zero.
 _EMPTY_SLICE = 1e-2
@@ -79,9 +79,7 @@ class Points(NamedTuple):
     mask: Bool[Array, "B N"] | None = None
 
 
-def points_to_slices(
-    points: Points, weights: SliceWeights
-) -> tuple[Float[Array, "B H S D"], Points]:
+def points_to_slices(points: Points, weights: SliceWeights) -> tuple[Float[Array, "B H S D"], Held]:
     """Slice tokens: means of the points' values by their slice weights; one packed all-reduce.
 
     Args:
@@ -90,7 +88,7 @@ def points_to_slices(
 
     Returns:
         `sum_n w_n values_n / (sum_n w_n + 0.01)`, replicated over the points, in float32 or wider;
-        and the points to read on from, see `parallel.streaming.sum_over_points`.
+        and what they were made of.
     """
     return _tokens(weights, points)
 
@@ -101,10 +99,10 @@ def _tokens(weights: SliceWeights, points: Points):
 
 
 def _tokens_forward(weights: SliceWeights, points: Points):
-    (sums, totals), points = sum_over_points(_pool, _chunking(weights), weights, {}, points)
+    (sums, totals), held = sum_over_points(_pool, slice_chunking(weights), weights, {}, points)
     totals = (totals + _EMPTY_SLICE)[..., None]
     tokens = sums / totals
-    return (tokens, points), (weights, points, tokens, totals)
+    return (tokens, held), (weights, points, tokens, totals)
 
 
 def _tokens_backward(residuals, gradients):
@@ -114,14 +112,14 @@ def _tokens_backward(residuals, gradients):
     cancel and leave their rounding; values are therefore taken from the tokens' middle.
     """
     weights, points, tokens, totals = residuals
-    d_tokens, d_points = gradients
+    d_tokens, d_held = gradients
 
     centre = tokens.mean(2, keepdims=True)
     latents = {"centre": centre, "tokens": tokens - centre}
 
     d_sums = d_tokens / totals
     d_weights, _, d_points = pull_back_sums(
-        _pool_deviations, _chunking(weights), weights, latents, points, d_sums, d_points
+        _pool_deviations, slice_chunking(weights), weights, latents, points, d_sums, d_held
     )
     return d_weights, d_points
 
@@ -130,19 +128,24 @@ _tokens.defvjp(_tokens_forward, _tokens_backward)
 
 
 def slices_to_points(
-    points: Points, tokens: Float[Array, "B H S D"], weights: SliceWeights, output: HeadLinear
+    held: Held, tokens: Float[Array, "B H S D"], chunking: Chunking, output: HeadLinear
 ) -> Float[Array, "B N C"]:
     """Gives each point the sum of the slice tokens by its weights, mapped out of the heads.
 
-    Nothing is exchanged forward, and one all-reduce of the tokens' gradient backward, beside those
-    of the weights.
+    Nothing is exchanged forward, and one all-reduce of the tokens' gradient backward, beside that
+    of the output's weights.
+
+    Args:
+        held: of `points_to_slices`.
+        tokens: what attention made of its slice tokens.
+        chunking: see `slice_chunking`.
+        output: from the heads to the output.
     """
-    chunking = _chunking(weights)
-    weights = (replace(weights, value=None), output)
-    return map_points(_unpool, chunking, weights, {"tokens": tokens}, points._replace(value=None))
+    return map_held(_unpool, chunking, output, {"tokens": tokens}, held)
 
 
-def _chunking(weights: SliceWeights) -> Chunking:
+def slice_chunking(weights: SliceWeights) -> Chunking:
+    """How many points are worked on at once."""
     heads, slices, _ = weights.slices.kernel.shape
     return Chunking(heads, slices)
 

@@ -179,7 +179,12 @@ def island(function: Callable, in_specs, out_specs, *, over: Sequence[str] = (PO
         return function
 
     def split(spec: P) -> P:
-        return P(*(axis if axis in axes else None for axis in spec))
+        # An entry may be several axes.
+        named = [
+            tuple(axis for axis in entry if axis in axes) if isinstance(entry, tuple) else entry
+            for entry in spec
+        ]
+        return P(*(entry if isinstance(entry, tuple) or entry in axes else None for entry in named))
 
     is_spec = lambda leaf: isinstance(leaf, P)  # noqa: E731
     return jax.shard_map(

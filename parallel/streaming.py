@@ -18,7 +18,7 @@ should have been broadcast to them: its gradient is then summed over them once, 
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -31,12 +31,23 @@ from parallel import mesh as mesh_lib
 from parallel.contraction import product
 from parallel.mesh import DATA, POINTS
 from parallel.precision import accumulation_dtype
-from parallel.walk import OVER, Chunking, Places, Walk, all_sum, floating_leaves
+from parallel.walk import (
+    OVER,
+    Chunking,
+    Places,
+    Walk,
+    all_sum,
+    floating_leaves,
+    narrowed,
+    over_shards,
+)
 
 __all__ = [
     "GATHERED",
     "Chunking",
+    "Held",
     "Places",
+    "map_held",
     "map_points",
     "pull_back_sums",
     "softmax_over_points",
@@ -48,12 +59,32 @@ GATHERED = "gathered"
 
 _SAMPLES = P(DATA)
 _CLOUD = P(DATA, POINTS)
+_COPIES = P(OVER)
 _PLACES = Places(P(DATA), P(POINTS))
+_GRADIENTS = (P(), _SAMPLES, _CLOUD)
+
+
+class Held(NamedTuple):
+    """What points were summed of, to read on from.
+
+    The gradient of what reads them here comes to that of the sum, before any of it is exchanged:
+    weights that serve both are reduced over the shards once.
+
+    Attributes:
+        weights: `(shards, H or 1, ...)`, a copy for each shard.
+        points: `(B, N, ...)`.
+    """
+
+    weights: Any
+    points: Any
+
+
+_HELD = Held(_COPIES, _CLOUD)
 
 
 def sum_over_points(
     function: Callable, chunking: Chunking, weights: Any, latents: Any, points: Any
-) -> tuple[Any, Any]:
+) -> tuple[Any, Held]:
     """`sum_n function(..., point_n, ...)`, replicated over the points.
 
     Args:
@@ -64,15 +95,14 @@ def sum_over_points(
         points: `(B, N, ...)`, split over the mesh axis `points`.
 
     Returns:
-        The sums, in float32 or wider, and `points`. What later reads these points instead adds its
-        gradient to the same array.
+        The sums, in float32 or wider, and what they were made of.
     """
     return _sum(function, chunking, weights, latents, points)
 
 
 def softmax_over_points(
     function: Callable, chunking: Chunking, weights: Any, latents: Any, points: Any
-) -> tuple[Float[Array, "B H S D"], Any]:
+) -> tuple[Float[Array, "B H S D"], Held]:
     """`sum_n softmax_n(scores_n) values_n`, replicated over the points.
 
     Shards merge by log-sum-exp: one maximum and one packed sum.
@@ -86,7 +116,7 @@ def softmax_over_points(
         points: `(B, N, ...)`, split over the mesh axis `points`.
 
     Returns:
-        The weighted values in float32 or wider, and `points` as by `sum_over_points`.
+        The weighted values in float32 or wider, and what they were made of.
     """
     return _softmax(function, chunking, weights, latents, points)
 
@@ -100,6 +130,22 @@ def map_points(
         A tree of arrays `(B, N, ...)`, laid out as the points.
     """
     return _map(function, chunking, weights, latents, points)
+
+
+def map_held(function: Callable, chunking: Chunking, weights: Any, latents: Any, held: Held) -> Any:
+    """Like `map_points`, of points that were summed before, and of the weights of that sum.
+
+    Args:
+        function: is given both weights, `(held.weights, weights)`.
+        chunking: as in `sum_over_points`, like the following.
+        weights: those that the sum has not.
+        latents: see there.
+        held: see there.
+
+    Returns:
+        A tree of arrays `(B, N, ...)`, laid out as the points.
+    """
+    return _map(function, chunking, weights, latents, held)
 
 
 @partial(jax.jit, static_argnums=(0, 1))
@@ -118,11 +164,13 @@ def _sum_forward(function, chunking, weights, latents, points):
         def add(start, size, sums):
             return jax.tree.map(jnp.add, sums, walk.make(start, size))
 
-        return all_sum(walk.fold(add, zeros), mesh_lib.split_axes(POINTS), lead=2)
+        sums = all_sum(walk.fold(add, zeros), mesh_lib.split_axes(POINTS), lead=2)
+        return sums, _copies(weights)
 
-    run = _island(local, (_PLACES, P(), _SAMPLES, _CLOUD), _SAMPLES)
-    sums = checkpoint_name(run(Places.of(points), weights, latents, _tied(points)), GATHERED)
-    return (sums, points), (weights, latents, points)
+    run = _island(local, (_PLACES, P(), _SAMPLES, _CLOUD), (_SAMPLES, _COPIES))
+    sums, copies = run(Places.of(points), weights, latents, _tied(points))
+    sums = checkpoint_name(sums, GATHERED)
+    return (sums, Held(copies, points)), (weights, latents, points)
 
 
 def _sum_backward(function, chunking, residuals, gradients):
@@ -130,23 +178,20 @@ def _sum_backward(function, chunking, residuals, gradients):
 
 
 def pull_back_sums(
-    function: Callable, chunking: Chunking, weights, latents, points, d_sums, d_points
+    function: Callable, chunking: Chunking, weights, latents, points, d_sums, d_held: Held
 ) -> tuple[Any, Any, Any]:
     """Gradients of weights, latents and points, from those of what `sum_over_points` returns.
 
     For a sum whose gradient is better had from another function than the one that it is made by.
     """
 
-    def local(places, weights, latents, points, d_sums, d_points, *, axis):
+    def local(places, weights, latents, points, d_sums, d_held, *, axis):
         walk = Walk(function, chunking, places, weights, latents, points)
-        return walk.gradients(lambda start, size: lambda made: d_sums, d_points)
+        return _all_gradients(walk, weights, lambda start, size: lambda made: d_sums, d_held)
 
-    run = _island(
-        local, (_PLACES, P(), _SAMPLES, _CLOUD, _SAMPLES, _CLOUD), (P(), _SAMPLES, _CLOUD)
-    )
-    return run(
-        Places.of(points), weights, latents, _tied(points), d_sums, floating_leaves(d_points)
-    )
+    d_held = floating_leaves(d_held)
+    run = _island(local, (_PLACES, P(), _SAMPLES, _CLOUD, _SAMPLES, _HELD), _GRADIENTS)
+    return run(Places.of(points), weights, latents, _tied(points), d_sums, d_held)
 
 
 _sum.__wrapped__.defvjp(_sum_forward, _sum_backward)
@@ -167,19 +212,19 @@ def _softmax_forward(function, chunking, weights, latents, points):
             return softmax.accumulate(sums, *walk.make(start, size))
 
         sums = softmax.start(*scores.shape[:3], values.shape[2], scores.dtype)
-        return softmax.finish(softmax.merge(walk.fold(add, sums), axis))
+        merged = softmax.merge(walk.fold(add, sums), axis)
+        return softmax.finish(merged), _copies(weights)
 
-    run = _island(local, (_PLACES, P(), _SAMPLES, _CLOUD), _SAMPLES)
-    means, log_sum_exp = checkpoint_name(
-        run(Places.of(points), weights, latents, _tied(points)), GATHERED
-    )
-    return (means, points), (weights, latents, points, means, log_sum_exp)
+    run = _island(local, (_PLACES, P(), _SAMPLES, _CLOUD), (_SAMPLES, _COPIES))
+    finished, copies = run(Places.of(points), weights, latents, _tied(points))
+    means, log_sum_exp = checkpoint_name(finished, GATHERED)
+    return (means, Held(copies, points)), (weights, latents, points, means, log_sum_exp)
 
 
 def _softmax_backward(function, chunking, residuals, gradients):
-    d_means, d_points = gradients
+    d_means, d_held = gradients
 
-    def local(places, weights, latents, points, means, log_sum_exp, d_means, d_points, *, axis):
+    def local(places, weights, latents, points, means, log_sum_exp, d_means, d_held, *, axis):
         walk = Walk(function, chunking, places, weights, latents, points)
         delta = (d_means * means).sum(-1)
 
@@ -191,22 +236,13 @@ def _softmax_backward(function, chunking, residuals, gradients):
             d_shares = product("bhsd,bhdn->bhsn", narrow, values)
             return shares * (d_shares - delta[..., None]), d_values
 
-        return walk.gradients(lambda start, size: d_made, d_points)
+        return _all_gradients(walk, weights, lambda start, size: d_made, d_held)
 
     samples = (_SAMPLES,) * 3
-    run = _island(
-        local, (_PLACES, P(), _SAMPLES, _CLOUD, *samples, _CLOUD), (P(), _SAMPLES, _CLOUD)
-    )
+    run = _island(local, (_PLACES, P(), _SAMPLES, _CLOUD, *samples, _HELD), _GRADIENTS)
     weights, latents, points, *kept = residuals
-    return run(
-        Places.of(points),
-        weights,
-        latents,
-        _tied(points),
-        *kept,
-        d_means,
-        floating_leaves(d_points),
-    )
+    arguments = (Places.of(points), weights, latents, _tied(points), *kept, d_means)
+    return run(*arguments, floating_leaves(d_held))
 
 
 _softmax.__wrapped__.defvjp(_softmax_forward, _softmax_backward)
@@ -220,7 +256,7 @@ def _map(function, chunking, weights, latents, points):
 
 def _map_forward(function, chunking, weights, latents, points):
     def local(places, weights, latents, points, *, axis):
-        walk = Walk(function, chunking, places, weights, latents, points)
+        _, walk = _walk_of(function, chunking, places, weights, latents, points)
         outputs = jax.tree.map(
             lambda leaf: jnp.zeros((leaf.shape[0], walk.total, *leaf.shape[2:]), leaf.dtype),
             walk.made,
@@ -233,27 +269,66 @@ def _map_forward(function, chunking, weights, latents, points):
 
         return walk.fold(write, outputs)
 
-    run = _island(local, (_PLACES, P(), _SAMPLES, _CLOUD), _CLOUD)
-    return run(Places.of(points), weights, latents, _tied(points)), (weights, latents, points)
+    run = _island(local, (_PLACES, P(), _SAMPLES, _of_points(points)), _CLOUD)
+    places = Places.of(_only_points(points))
+    return run(places, weights, latents, _tied(points)), (weights, latents, points)
 
 
 def _map_backward(function, chunking, residuals, d_outputs):
+    weights, latents, points = residuals
+
     def local(places, weights, latents, points, d_outputs, *, axis):
-        walk = Walk(function, chunking, places, weights, latents, points)
+        held, walk = _walk_of(function, chunking, places, weights, latents, points)
 
         def d_made_of(start, size):
             return lambda made: jax.tree.map(
                 lambda leaf: chunks.take(leaf, start, size, 1), d_outputs
             )
 
-        return walk.gradients(d_made_of)
+        d_weights, d_latents, d_points = walk.gradients(d_made_of)
+        if not held:
+            return over_shards(d_weights, weights), d_latents, d_points
+        (d_own, d_weights) = d_weights
+        d_own = narrowed(_copies(d_own), floating_leaves(points.weights))
+        return over_shards(d_weights, weights), d_latents, Held(d_own, d_points)
 
-    run = _island(local, (_PLACES, P(), _SAMPLES, _CLOUD, _CLOUD), (P(), _SAMPLES, _CLOUD))
-    weights, latents, points = residuals
-    return run(Places.of(points), weights, latents, _tied(points), d_outputs)
+    of_points = _of_points(points)
+    run = _island(local, (_PLACES, P(), _SAMPLES, of_points, _CLOUD), (P(), _SAMPLES, of_points))
+    places = Places.of(_only_points(points))
+    return run(places, weights, latents, _tied(points), d_outputs)
 
 
 _map.__wrapped__.defvjp(_map_forward, _map_backward)
+
+# One shard ---------------------------------------------------------------------------------------
+
+
+def _walk_of(function, chunking, places, weights, latents, points) -> tuple[bool, Walk]:
+    """A walk over points, or over those held, with the weights held beside the others."""
+    if not isinstance(points, Held):
+        return False, Walk(function, chunking, places, weights, latents, points)
+    own = jax.tree.map(lambda copy: copy[0], points.weights)
+    return True, Walk(function, chunking, places, (own, weights), latents, points.points)
+
+
+def _all_gradients(walk: Walk, weights, d_made_of: Callable, d_held: Held):
+    """Gradients of weights, latents and points of a sum, and of what read on from it."""
+    d_weights = jax.tree.map(lambda copy: copy[0], d_held.weights)
+    d_weights, d_latents, d_points = walk.gradients(d_made_of, d_weights, d_held.points)
+    return over_shards(d_weights, weights), d_latents, d_points
+
+
+def _copies(tree):
+    """What a shard has of its own, as one of a stack over the shards."""
+    return jax.tree.map(lambda leaf: leaf[None], tree)
+
+
+def _of_points(points):
+    return _HELD if isinstance(points, Held) else _CLOUD
+
+
+def _only_points(points):
+    return points.points if isinstance(points, Held) else points
 
 
 def _island(local, in_specs, out_specs):

@@ -69,6 +69,7 @@ class Walk:
     """
 
     def __init__(self, function, chunking: Chunking, places: Places, weights, latents, points):
+        """Takes what the function is called with, weights as `copies` hands them out."""
         batch, self.total = jax.tree.leaves(points)[0].shape[:2]
         self._function, self._places = function, places
         self._weights, self._latents, self._points = weights, latents, points
@@ -87,21 +88,26 @@ class Walk:
         """Shapes and types of what the function makes of a chunk."""
         return jax.eval_shape(lambda: self.make(0, self._length))
 
-    def gradients(self, d_made_of: Callable, d_points=None):
+    def gradients(self, d_made_of: Callable, d_weights=None, d_points=None):
         """Gradients of weights, latents and points.
 
         Args:
             d_made_of: `d_made_of(start, size)(made)` is the gradient of what is made of a chunk.
-            d_points: gradient of the points so far, if there is one; theirs is added to it.
+            d_weights: this shard's part of the gradient of the weights so far, if there is one;
+                what comes of its points is added to it.
+            d_points: likewise of the points.
 
         Returns:
-            The gradients, those of weights and latents summed over the shards.
+            This shard's part of the gradient of the weights, in float32 or wider; that of the
+            latents, summed over the shards; and that of the points.
         """
         whole = (self._weights, self._latents)
         summed = floating_leaves(whole)
         zeros = jax.tree.map(
             lambda leaf: jnp.zeros(leaf.shape, accumulation_dtype(leaf.dtype)), summed
         )
+        if d_weights is not None:
+            zeros = (jax.tree.map(lambda zero, d: zero + d, zeros[0], d_weights), zeros[1])
         first = d_points is None
         if first:
             d_points = jax.tree.map(jnp.zeros_like, floating_leaves(self._points))
@@ -129,10 +135,8 @@ class Walk:
             return d_summed, jax.tree.map(put, d_points, d_chunk)
 
         (d_weights, d_latents), d_points = self.fold(body, (zeros, d_points))
-        d_weights = all_sum(d_weights, mesh_lib.split_axes(*OVER), lead=1)
         d_latents = all_sum(d_latents, mesh_lib.split_axes(POINTS), lead=2)
-        narrow = lambda d, leaf: d.astype(leaf.dtype)  # noqa: E731
-        return *jax.tree.map(narrow, (d_weights, d_latents), summed), d_points
+        return d_weights, narrowed(d_latents, summed[1]), d_points
 
     def _call(self, weights, latents, chunk, start, size: int):
         places = self._places._replace(points=chunks.take(self._places.points, start, size, 0))
@@ -140,6 +144,17 @@ class Walk:
 
     def _chunk(self, start, size: int):
         return jax.tree.map(lambda leaf: chunks.take(leaf, start, size, 1), self._points)
+
+
+def over_shards(d_weights, weights):
+    """The gradient of weights that all shards share, from each shard's part; packed sums."""
+    d_weights = all_sum(d_weights, mesh_lib.split_axes(*OVER), lead=1)
+    return narrowed(d_weights, floating_leaves(weights))
+
+
+def narrowed(gradients, tree):
+    """Gradients in the types of what they are of."""
+    return jax.tree.map(lambda d, leaf: d.astype(leaf.dtype), gradients, tree)
 
 
 def floating_leaves(tree):

@@ -43,13 +43,13 @@ PACKED_SUM = ("all-reduce", (BATCH, LAYER_HEADS, LATENTS, HEAD_WIDTH + 1))
 LATENT_GRADIENT = ("all-reduce", (BATCH, LAYER_HEADS, LATENTS * HEAD_WIDTH))
 # Of a head: the projection into it, and what makes its scores.
 SHARED = HEAD_WIDTH * (WIDTH + 1) + LATENTS * (HEAD_WIDTH + 1)
-# The loss, the output's bias, and the packed weights of the encode and of the decode step.
+# The loss, the weights of the output, and those that encode and decode share, once.
 WEIGHT_GRADIENTS = Counter(
     [
         ("all-reduce", ()),
         ("all-reduce", (1, WIDTH)),
         ("all-reduce", (LAYER_HEADS, SHARED)),
-        ("all-reduce", (LAYER_HEADS, SHARED + HEAD_WIDTH * WIDTH)),
+        ("all-reduce", (LAYER_HEADS, HEAD_WIDTH * WIDTH)),
     ]
 )
 

@@ -66,6 +66,16 @@ def test_gale_fa_exchanges_two_arrays_forward_and_one_backward(mode, points):
 
 
 @pytest.mark.parametrize("kind", [GALE, GALEFA])
+def test_no_weights_gradient_is_reduced_twice(kind):
+    """In a layer no two weights have the shape of the projection into the heads with its bias."""
+    layer = kind(DIM, HEADS, SLICES, context_dim=CONTEXT, rngs=nnx.Rngs(0))
+    found = shapes_of(collectives(layer_text(layer, "step", 8 * 53)))
+    of_weights = Counter({k: n for k, n in found.items() if len(k[1]) == 2 and k[1][0] == HEADS})
+    # One packed array for what gathers the points, one for the rest.
+    assert sum(of_weights.values()) == 2
+
+
+@pytest.mark.parametrize("kind", [GALE, GALEFA])
 def test_layers_hold_no_scores_of_all_points(kind):
     points = 64_000
     layer = kind(DIM, HEADS, SLICES, context_dim=CONTEXT, rngs=nnx.Rngs(0))

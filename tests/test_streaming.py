@@ -11,7 +11,15 @@ from conftest import COMPILE_FAST, assert_trees_close, on_any_mesh, on_mesh
 
 from parallel import softmax
 from parallel.contraction import contract
-from parallel.streaming import Chunking, Places, map_points, softmax_over_points, sum_over_points
+from parallel.streaming import (
+    Chunking,
+    Held,
+    Places,
+    map_held,
+    map_points,
+    softmax_over_points,
+    sum_over_points,
+)
 
 BATCH, POINTS, HEADS, SLICES, WIDTH = 2, 104, 4, 6, 3
 REAL = np.array([97, 50])
@@ -37,6 +45,7 @@ def attend(weights, latents, chunk, places):
 
 
 def spread(weights, latents, chunk, places):
+    weights, _ = weights
     shares = jax.nn.softmax(scores_of(weights, chunk["x"]), axis=2) * jnp.cos(places.points)
     return {"y": jnp.einsum("bhsn,bhsd->bnhd", shares, latents["tokens"])}
 
@@ -44,18 +53,21 @@ def spread(weights, latents, chunk, places):
 def dense(function):
     """The definition: all points in one call."""
 
-    def run(*trees):
-        made = function(*trees, Places(jnp.arange(BATCH), jnp.arange(POINTS)))
+    def run(weights, latents, points):
+        places = Places(jnp.arange(BATCH), jnp.arange(POINTS))
+        if function is spread:
+            return spread((points.weights, weights), latents, points.points, places)
+        made = function(weights, latents, points, places)
         if function is attend:
             scores, values = made
             made = jnp.einsum("bhsn,bhdn->bhsd", jax.nn.softmax(scores), values)
-        return made if function is spread else (made, trees[-1])
+        return made, Held(weights, points)
 
     return run
 
 
 def streamed(run, size: int | None = 5, width: int = SLICES):
-    functions = {pool: sum_over_points, attend: softmax_over_points, spread: map_points}
+    functions = {pool: sum_over_points, attend: softmax_over_points, spread: map_held}
 
     def of(*trees):
         return functions[run](run, Chunking(HEADS, width, size), *trees)
@@ -69,10 +81,10 @@ def program(implementation):
     def loss(shift, kernel, x, integers, mask):
         weights = {"kernel": kernel, "shift": shift}
         points = {"x": x, "mask": mask}
-        (sums, totals), points = implementation(pool)(weights | integers, {}, points)
+        (sums, totals), held = implementation(pool)(weights | integers, {}, points)
         sharpness = jnp.tanh(sums).sum(-1) / (totals + 0.01)
-        means, points = implementation(attend)(weights, {"sharpness": sharpness}, points)
-        y = implementation(spread)(weights, {"tokens": means}, points)["y"]
+        means, held = implementation(attend)(weights, {"sharpness": sharpness}, held.points)
+        y = implementation(spread)({}, {"tokens": means}, held)["y"]
         masked = jnp.where(mask[..., None, None], y, 0)
         return jnp.sum(masked**2), (sums, totals, means, masked)
 
@@ -122,7 +134,8 @@ def test_what_is_exchanged_is_packed():
             ("all-reduce", (*lead, SLICES)),  # the gradient of the sharpness
         ]
     )
-    of_weights = Counter({("all-reduce", (HEADS, SLICES * (WIDTH + 1))): 3})
+    # Those of the softmax and of what reads on from it are one.
+    of_weights = Counter({("all-reduce", (HEADS, SLICES * (WIDTH + 1))): 2})
     assert sizes == of_latents + of_weights + Counter([("all-reduce", ())])
 
 
