@@ -102,7 +102,8 @@ def _tokens_forward(weights: SliceWeights, points: Points):
     (sums, totals), held = sum_over_points(_pool, slice_chunking(weights), weights, {}, points)
     totals = (totals + _EMPTY_SLICE)[..., None]
     tokens = sums / totals
-    return (tokens, held), (weights, points, tokens, totals)
+    # The points of the sum: were those given kept as well, each block would keep them twice.
+    return (tokens, held), (weights, held.points, tokens, totals)
 
 
 def _tokens_backward(residuals, gradients):

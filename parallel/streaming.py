@@ -38,7 +38,6 @@ from parallel.walk import (
     Walk,
     all_sum,
     floating_leaves,
-    narrowed,
     over_shards,
 )
 
@@ -71,7 +70,8 @@ class Held(NamedTuple):
     weights that serve both are reduced over the shards once.
 
     Attributes:
-        weights: `(shards, H or 1, ...)`, a copy for each shard.
+        weights: `(shards, H or 1, ...)`, a copy for each shard, in float32 or wider: so is what
+            comes back to it before the shards meet.
         points: `(B, N, ...)`.
     """
 
@@ -165,7 +165,7 @@ def _sum_forward(function, chunking, weights, latents, points):
             return jax.tree.map(jnp.add, sums, walk.make(start, size))
 
         sums = all_sum(walk.fold(add, zeros), mesh_lib.split_axes(POINTS), lead=2)
-        return sums, _copies(weights)
+        return sums, _copies(_wide(weights))
 
     run = _island(local, (_PLACES, P(), _SAMPLES, _CLOUD), (_SAMPLES, _COPIES))
     sums, copies = run(Places.of(points), weights, latents, _tied(points))
@@ -213,7 +213,7 @@ def _softmax_forward(function, chunking, weights, latents, points):
 
         sums = softmax.start(*scores.shape[:3], values.shape[2], scores.dtype)
         merged = softmax.merge(walk.fold(add, sums), axis)
-        return softmax.finish(merged), _copies(weights)
+        return softmax.finish(merged), _copies(_wide(weights))
 
     run = _island(local, (_PLACES, P(), _SAMPLES, _CLOUD), (_SAMPLES, _COPIES))
     finished, copies = run(Places.of(points), weights, latents, _tied(points))
@@ -288,9 +288,8 @@ def _map_backward(function, chunking, residuals, d_outputs):
         d_weights, d_latents, d_points = walk.gradients(d_made_of)
         if not held:
             return over_shards(d_weights, weights), d_latents, d_points
-        (d_own, d_weights) = d_weights
-        d_own = narrowed(_copies(d_own), floating_leaves(points.weights))
-        return over_shards(d_weights, weights), d_latents, Held(d_own, d_points)
+        d_own, d_weights = d_weights
+        return over_shards(d_weights, weights), d_latents, Held(_copies(d_own), d_points)
 
     of_points = _of_points(points)
     run = _island(local, (_PLACES, P(), _SAMPLES, of_points, _CLOUD), (P(), _SAMPLES, of_points))
@@ -321,6 +320,17 @@ def _all_gradients(walk: Walk, weights, d_made_of: Callable, d_held: Held):
 def _copies(tree):
     """What a shard has of its own, as one of a stack over the shards."""
     return jax.tree.map(lambda leaf: leaf[None], tree)
+
+
+def _wide(tree):
+    return jax.tree.map(
+        lambda leaf: (
+            leaf.astype(accumulation_dtype(leaf.dtype))
+            if jnp.issubdtype(leaf.dtype, jnp.floating)
+            else leaf
+        ),
+        tree,
+    )
 
 
 def _of_points(points):

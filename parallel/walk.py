@@ -69,7 +69,6 @@ class Walk:
     """
 
     def __init__(self, function, chunking: Chunking, places: Places, weights, latents, points):
-        """Takes what the function is called with, weights as `copies` hands them out."""
         batch, self.total = jax.tree.leaves(points)[0].shape[:2]
         self._function, self._places = function, places
         self._weights, self._latents, self._points = weights, latents, points

@@ -122,6 +122,19 @@ def test_a_program_of_many_blocks_is_as_long_as_one_of_few(model):
     assert lengths[1] <= 1.02 * lengths[0]
 
 
+@pytest.mark.parametrize("model", ["flare", "transolver", "gale", "gale_fa"])
+def test_a_block_keeps_its_points_twice_for_the_gradient(model):
+    """What attention reads and what the perceptron reads; latents and weights are small."""
+    points, width = 4096, 32
+    sizes = []
+    for layers in (2, 6):
+        case = Case(model, points, **SMALL | dict(layers=layers, width=width))
+        weights, train = make_function(case.make_model(), "train")
+        compiled = compile_for(train, weights, case.input_shapes())
+        sizes.append(compiled.memory_analysis().temp_size_in_bytes)
+    assert (sizes[1] - sizes[0]) / 4 < 2.3 * points * width * 4
+
+
 @pytest.mark.parametrize("model", MODELS)
 def test_cases_are_the_models_they_name(model):
     case = Case(model, 24, batch=2, **SMALL)

@@ -159,13 +159,21 @@ def mapped(weights, latents, chunk, places):
     return contract("bnh,ho->bno", chunk, weights).astype(chunk.dtype)
 
 
-@pytest.mark.parametrize("function", [summed, mapped])
+def read_on(weights, latents, chunk, places):
+    return mapped(weights[0], latents, chunk, places)
+
+
+@pytest.mark.parametrize("function", [summed, mapped, read_on])
 def test_bfloat16_gradients_are_gathered_in_float32(function):
     x = jnp.ones((1, 4096, 1), jnp.bfloat16)
 
     def total(kernel):
         if function is summed:
             return sum_over_points(function, Chunking(1, 1, 7), kernel, {}, x)[0].sum()
+        if function is read_on:
+            _, held = sum_over_points(summed, Chunking(1, 1, 7), kernel, {}, x)
+            y = map_held(function, Chunking(1, 1, 7), {}, {}, held)
+            return y.astype(jnp.float32).sum()
         return map_points(function, Chunking(1, 1, 7), kernel, {}, x).astype(jnp.float32).sum()
 
     # In bfloat16 the sum would end at 256, where one more is less than half a digit.
