@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.experimental.layout import Layout, with_layout_constraint
 from jaxtyping import Array, Int
 
 from parallel import chunks
@@ -71,7 +72,8 @@ class Walk:
     def __init__(self, function, chunking: Chunking, places: Places, weights, latents, points):
         batch, self.total = jax.tree.leaves(points)[0].shape[:2]
         self._function, self._places = function, places
-        self._weights, self._latents, self._points = weights, latents, points
+        self._weights, self._latents = weights, latents
+        self._points = jax.tree.map(_row_after_row, points)
         self._length = chunking.length(self.total, batch)
 
     def fold(self, body: Callable, carry):
@@ -143,6 +145,18 @@ class Walk:
 
     def _chunk(self, start, size: int):
         return jax.tree.map(lambda leaf: chunks.take(leaf, start, size, 1), self._points)
+
+
+def _row_after_row(points):
+    """Points laid out one after another.
+
+    Left to itself, XLA's GPU compiler may lay out the points that a scan keeps for the gradient
+    channel after channel, as a product that sums over the points has them: it then transposes those
+    of all layers at once, and holds them twice.
+    """
+    if mesh_lib.platform() != "gpu":
+        return points
+    return with_layout_constraint(points, Layout(tuple(range(points.ndim))))
 
 
 def over_shards(d_weights, weights):
