@@ -26,7 +26,9 @@ def pinned_versions():
 def declared_requirements():
     extras = PROJECT["optional-dependencies"].values()
     groups = [PROJECT["dependencies"], *extras, PYPROJECT["build-system"]["requires"]]
-    return [requirement for group in groups for requirement in group]
+    # An extra may name another of the project's own.
+    own = f"{PROJECT['name']}["
+    return [each for group in groups for each in group if not each.startswith(own)]
 
 
 def packaged_folders():

@@ -1,0 +1,1 @@
+"""Meshes and fields of simulations: files read, samples stored, predictions written."""

@@ -1,0 +1,245 @@
+"""Samples of simulations in a Zarr store: one group a sample, arrays along its points.
+
+The names are those that users of PhysicsNeMo have in their stores: `surface_mesh_centers`,
+`surface_normals`, `surface_areas`, `surface_fields`, `volume_mesh_centers`, `volume_fields`,
+`stl_coordinates`, `stl_centers`, `stl_faces`, `stl_areas`, and `air_density` and `stream_velocity`
+as arrays or attributes. A folder of such groups reads as a store, too, in Zarr's formats 2 and 3.
+
+A sample is written under another name and renamed, so that it is there whole or not at all. Arrays
+are cut into small chunks inside large files: a reader fetches what it asks for and little more.
+"""
+
+import shutil
+import uuid
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import zarr
+from jaxtyping import Shaped
+
+_CHUNK_POINTS = 2**13
+_CHUNKS_A_FILE = 2**7
+_PARTIAL = ".partial-"
+_COMPLETE = "complete"
+
+
+class StoredSample:
+    """One sample of a store; arrays are read when asked for.
+
+    Attributes:
+        name: of the sample.
+        path: of its group.
+    """
+
+    def __init__(self, path: Path):
+        """Opens a group.
+
+        Raises:
+            ValueError: it is no readable group, is still being written, or is empty.
+        """
+        self.path, self.name = Path(path), Path(path).name.removesuffix(".zarr")
+        try:
+            self._group = zarr.open_group(path, mode="r")
+            attributes = dict(self._group.attrs)
+            self._arrays = dict(self._group.arrays())
+        except Exception as error:  # damaged metadata reaches many decoders
+            what = " ".join(str(error).split()) or type(error).__name__
+            raise ValueError(f"{path}: expected a Zarr group; got {what}") from error
+        if attributes.get(_COMPLETE) is False:
+            raise ValueError(f"{path}: expected a whole sample; got one still being written")
+        if not self._arrays:
+            raise ValueError(f"{path}: expected a group with arrays; got an empty one")
+        self.attributes: dict[str, Any] = attributes
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the arrays."""
+        return tuple(sorted(self._arrays))
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of an array.
+
+        Raises:
+            ValueError: the sample has no such array.
+        """
+        return self._array(name).shape
+
+    def read(self, name: str, rows: slice = slice(None)) -> Shaped[np.ndarray, "n *C"]:
+        """Rows of an array.
+
+        Raises:
+            ValueError: the sample has no such array, or it cannot be read.
+        """
+        array = self._array(name)
+        try:
+            return np.asarray(array[rows])
+        except Exception as error:  # damaged chunks reach many decoders
+            what = " ".join(str(error).split()) or type(error).__name__
+            raise ValueError(
+                f"{self.path}: array {name!r}: expected readable values; got {what}"
+            ) from error
+
+    def read_rows(self, name: str, rows: Shaped[np.ndarray, " n"]) -> Shaped[np.ndarray, "n *C"]:
+        """Rows of an array by their numbers, in any order; of chunks only those that hold some."""
+        array = self._array(name)
+        order = np.argsort(rows, kind="stable")
+        values = np.asarray(array.get_orthogonal_selection((np.asarray(rows)[order],)))
+        result = np.empty_like(values)
+        result[order] = values
+        return result
+
+    def number(self, name: str) -> float:
+        """A number of the whole sample, an array of one value or an attribute.
+
+        Raises:
+            ValueError: there is none of this name, or it is no single finite number.
+        """
+        if name in self._arrays:
+            values = np.ravel(self.read(name, slice(None) if self.shape(name) else ()))
+        elif name in self.attributes:
+            values = np.ravel(self.attributes[name])
+        else:
+            raise ValueError(
+                f"{self.path}: expected {name!r} as an array or an attribute; has arrays "
+                f"{', '.join(self.names)} and attributes {', '.join(self.attributes) or 'none'}"
+            )
+        if values.size != 1 or values.dtype.kind not in "fiu" or not np.isfinite(values).all():
+            raise ValueError(f"{self.path}: {name!r}: expected one finite number; got {values}")
+        return float(values[0])
+
+    def _array(self, name: str) -> zarr.Array:
+        if name not in self._arrays:
+            raise ValueError(
+                f"{self.path}: expected an array {name!r}; has {', '.join(self.names)}"
+            )
+        return self._arrays[name]
+
+
+class Store:
+    """A folder of samples.
+
+    Attributes:
+        path: of the folder.
+    """
+
+    def __init__(self, path: Path):
+        """Lists the samples.
+
+        Raises:
+            FileNotFoundError: there is no such folder.
+            ValueError: it holds no samples.
+        """
+        self.path = Path(path)
+        if not self.path.is_dir():
+            raise FileNotFoundError(f"{path}: expected a store; there is no such folder")
+        self._paths = {
+            child.name.removesuffix(".zarr"): child
+            for child in sorted(self.path.iterdir())
+            if child.is_dir() and _is_group(child) and not child.name.startswith(".")
+        }
+        if not self._paths:
+            raise ValueError(f"{path}: expected a store with one group a sample; got none")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the samples in order."""
+        return tuple(self._paths)
+
+    def __len__(self) -> int:
+        """Number of samples."""
+        return len(self._paths)
+
+    def __iter__(self) -> Iterator[StoredSample]:
+        """The samples in order."""
+        return map(self.sample, self._paths)
+
+    def sample(self, name: str) -> StoredSample:
+        """A sample.
+
+        Raises:
+            ValueError: there is none of this name; see also `StoredSample`.
+        """
+        if name not in self._paths:
+            raise ValueError(
+                f"{self.path}: expected a sample {name!r}; has {len(self)}, from "
+                f"{self.names[0]} to {self.names[-1]}"
+            )
+        return StoredSample(self._paths[name])
+
+
+def _is_group(path: Path) -> bool:
+    return any((path / name).is_file() for name in ("zarr.json", ".zgroup"))
+
+
+def create_store(path: Path) -> None:
+    """Makes an empty store, or leaves one as it is.
+
+    Raises:
+        ValueError: the folder holds something else, or cannot be made.
+    """
+    path = Path(path)
+    if path.exists() and (not path.is_dir() or (any(path.iterdir()) and not _is_group(path))):
+        raise ValueError(f"{path}: expected a store or an empty folder; got something else")
+    try:
+        zarr.open_group(path, mode="a")
+    except OSError as error:
+        raise ValueError(
+            f"{path}: expected a folder that can be made; got {error.strerror}"
+        ) from error
+
+
+def write_sample(
+    store: Path,
+    name: str,
+    arrays: Mapping[str, Shaped[np.ndarray, "..."]],
+    attributes: Mapping[str, Any],
+) -> None:
+    """Writes a sample, which appears under its name only when whole; one of that name goes.
+
+    Args:
+        store: an existing store.
+        name: of the sample.
+        arrays: by their names; the first axis is cut into chunks.
+        attributes: what JSON can hold.
+
+    Raises:
+        OSError: the disk is full, say; the store is as it was.
+    """
+    remove_partial(store, name)
+    partial = Path(store) / f"{_PARTIAL}{name}-{uuid.uuid4().hex}"
+    try:
+        group = zarr.open_group(partial, mode="w-")
+        group.attrs.update({**attributes, _COMPLETE: False})
+        for array_name, values in arrays.items():
+            _write_array(group, array_name, np.asarray(values))
+        group.attrs[_COMPLETE] = True
+        final = Path(store) / name
+        if final.exists():
+            final.rename(Path(store) / f"{_PARTIAL}{name}-{uuid.uuid4().hex}")
+        partial.rename(final)
+    finally:
+        remove_partial(store, name)
+
+
+def remove_partial(store: Path, name: str) -> None:
+    """Removes what an interrupted writer of a sample has left."""
+    for left in Path(store).glob(f"{_PARTIAL}{name}-" + "[0-9a-f]" * 32):
+        shutil.rmtree(left, ignore_errors=True)
+
+
+def _write_array(group: zarr.Group, name: str, values: np.ndarray) -> None:
+    if values.ndim == 0 or len(values) <= _CHUNK_POINTS:
+        group.create_array(name, data=values)
+        return
+    rest = values.shape[1:]
+    files = min(_CHUNKS_A_FILE, -(-len(values) // _CHUNK_POINTS))
+    array = group.create_array(
+        name,
+        shape=values.shape,
+        dtype=values.dtype,
+        chunks=(_CHUNK_POINTS, *rest),
+        shards=(files * _CHUNK_POINTS, *rest),
+    )
+    array[:] = values
