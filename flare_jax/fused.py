@@ -1,15 +1,17 @@
 """FLARE attention through one fused kernel, cuDNN's, on all points of a shard at once.
 
 Such a kernel returns weighted values, and neither it nor `jax.nn.dot_product_attention` gives what
-merging the shards needs beside them: the log-sum-exp, in float32 and with a gradient. So the points
-of every shard get one more, the mean of all points, whose value is a one in a channel of its own.
-What that channel returns is the share of this point, and tells the weight of the others:
+merging the shards needs beside them: the log-sum-exp, in float32 and with a gradient. So every
+shard gets one more point, of a score `r` that is the same on all of them, whose value is a one in a
+channel of its own. What that channel returns is the share of this point, and tells the weight of
+the others:
 
-    w = V / (V + Z),  o = sum_n e^s_n v_n / (V + Z)   =>   o / w = sum / V,  1 / w - 1 = Z / V
+    w = e^r / (e^r + Z)                     1 / w - 1 = Z / e^r
+    o = sum_n e^s_n v_n / (e^r + Z)         o / w = sum_n e^s_n v_n / e^r
 
-with `V = e^s` of the mean, the same on all shards. Their sums over the shards are the numerator and
-the denominator of the whole softmax. The mean scores less than the log of the mean of `e^s`
-(Jensen), so that Z is at least V for each point there is, and a narrow `w` loses no digits.
+Their sums over the shards are the numerator and the denominator of the whole softmax. The score is
+a little below the greatest one of the latent: by so much that a narrow `w` loses no digits of Z,
+and by no more, so that it does not vanish.
 
 Padding scores by a channel, too: a mask would be an array of all scores.
 """
@@ -20,21 +22,21 @@ from jaxtyping import Array, Bool, Float
 
 from flare_jax.heads import HeadLinear, HeadScores, hide, visible
 from parallel import mesh as mesh_lib
+from parallel import softmax
 from parallel.contraction import contract, product
 from parallel.precision import accumulation_dtype
-from parallel.reductions import masked_mean
-from parallel.streaming import Chunking, Held, sum_over_points
+from parallel.streaming import Chunking, Held, greatest_over_points, sum_over_points
 
 BACKENDS = ("auto", "xla", "cudnn")
 # What `jax.nn.dot_product_attention` calls it.
 _IMPLEMENTATION = "cudnn"
 _NARROW = ("bfloat16", "float16")
 _CHANNELS, _MOST_CHANNELS = 8, 128
-# Channels beside those of a head: of the mean point, and of a bias in two parts.
+# Channels beside those of a head: of padding and of the point more, or of a bias in two parts.
 _EXTRA = 2
 _PADDING_SCORE = -3e4
-# Scores of one latent would have to spread over 69 to come below.
-_LEAST_SHARE = 1e-30
+# By how much the point more scores below the greatest.
+_BELOW = 20.0
 
 
 def check_backend(name: str, dtype: jax.typing.DTypeLike, width: int) -> None:
@@ -93,40 +95,43 @@ def gather(weights, points: dict[str, jax.Array]) -> tuple[Float[Array, "B H S D
         weights: a `flare_jax.mixer.LatentWeights`.
         points: `x` `(B, N, C)`, and `mask` `(B, N)` where some are padding.
     """
-    x, mask = points["x"], points.get("mask")
-    mean = masked_mean(visible(x, mask, weights.normalized), mask)
-    bias = weights.point.bias
-    mean = product("bc,hcd->bhd", mean, weights.point.kernel) + bias.astype(mean.dtype)
-    latents = {"mean": jax.lax.stop_gradient(mean)}
     heads, slices, _ = weights.scores.kernel.shape
+    greatest = greatest_over_points(_scores, Chunking(heads, slices), weights, {}, points)
+    latents = {"score": greatest - _BELOW}
     (sums, totals), held = sum_over_points(
         _sums, whole_shard(heads, slices), weights, latents, points
     )
     return sums / totals[..., None], held
 
 
+def _scores(weights, latents, chunk, places):
+    """Scores without their bias, which no softmax over points sees."""
+    heads = heads_of(weights, chunk)
+    scores = product("bnhd,hsd->bhsn", heads, weights.scores.kernel.astype(heads.dtype))
+    mask = chunk.get("mask")
+    return softmax.mask_scores(scores, None if mask is None else mask[:, None, None])
+
+
 def _sums(weights, latents, chunk, places):
     heads = heads_of(weights, chunk)
-    batch, points, _, width = heads.shape
+    batch, points, count, width = heads.shape
     dtype, channels = heads.dtype, _padded(width)
-    one = jnp.arange(channels) == width
+    is_padding, is_more = (jnp.arange(channels) == width + i for i in range(_EXTRA))
 
     mask = chunk.get("mask")
-    extra = jnp.zeros((batch, points), dtype)
+    padding = jnp.zeros((batch, points), dtype)
     if mask is not None:
-        extra = jnp.where(mask, extra, jnp.asarray(_PADDING_SCORE, dtype))
-    mean = _pad(latents["mean"].astype(dtype)[:, None], channels)
-    key = _pad(heads, channels) + extra[:, :, None, None] * one.astype(dtype)
-    key = jnp.concatenate([key, mean], axis=1)
-    value = jnp.concatenate(
-        [_pad(heads, channels), jnp.broadcast_to(one.astype(dtype), mean.shape)], axis=1
-    )
+        padding = jnp.where(mask, padding, jnp.asarray(_PADDING_SCORE, dtype))
+    more = jnp.broadcast_to(is_more.astype(dtype), (batch, 1, count, channels))
+    key = _pad(heads, channels) + padding[:, :, None, None] * is_padding.astype(dtype)
+    key = jnp.concatenate([key, more], axis=1)
+    value = jnp.concatenate([_pad(heads, channels), more], axis=1)
+    score = jax.lax.stop_gradient(latents["score"]).astype(dtype).swapaxes(1, 2)[..., None]
     query = _pad(weights.scores.kernel.astype(dtype).swapaxes(0, 1), channels)
-    query = query + jnp.where(one, 1, 0).astype(dtype)
-    query = jnp.broadcast_to(query, (batch, *query.shape))
+    query = query + is_padding.astype(dtype) + score * is_more.astype(dtype)
 
     result = _attend(query, key, value, width).swapaxes(1, 2)
-    share = jnp.maximum(result[..., width], _LEAST_SHARE)
+    share = result[..., width + 1]
     return result[..., :width] / share[..., None], 1 / share - 1
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Key
+from jaxtyping import Array, Bool, Float, Int, Key
 
 from geotransolver_jax.concrete_dropout import ConcreteDropout
 from geotransolver_jax.neighborhoods import Cloud, MultiScaleFeatures, Neighborhoods
@@ -72,10 +72,12 @@ class ContextTokenizer(SliceProjection):
         x: Float[Array, "B M C"],
         mask: Bool[Array, "B M"] | None = None,
         key: Key[Array, ""] | None = None,
+        number: Int[Array, "B M"] | None = None,
     ) -> Float[Array, "B H S D"]:
-        """Latents of a cloud, replicated over the points."""
+        """Latents of a cloud, replicated over the points; `number` as of `slices.Points`."""
         noise_key, dropout_key = (None, None) if key is None else jax.random.split(key)
-        latents, _ = points_to_slices(self.points(x, mask), self.slice_weights(noise_key))
+        points = self.points(x, mask)._replace(number=number)
+        latents, _ = points_to_slices(points, self.slice_weights(noise_key))
         latents = latents.astype(self.dtype)
         return latents if self.concrete is None else self.concrete(latents, dropout_key)
 
@@ -181,6 +183,7 @@ class ContextBuilder(nnx.Module):
         geometry_mask: Bool[Array, "B M"] | None,
         global_mask: Bool[Array, "B G"] | None,
         key: Key[Array, ""] | None,
+        global_number: Int[Array, "B G"] | None = None,
     ) -> tuple[Float[Array, "B H S D_c"] | None, list[Float[Array, "B N F"]] | None]:
         """The context, and the local features of each stream.
 
@@ -193,6 +196,7 @@ class ContextBuilder(nnx.Module):
             geometry_mask: True where a point of the geometry is real.
             global_mask: True where a global token is real.
             key: randomness of noise and dropout; without it there is none.
+            global_number: of each global token, by default its row.
 
         Returns:
             Latents side by side, replicated over the points, or `None` without any source; and the
@@ -201,8 +205,8 @@ class ContextBuilder(nnx.Module):
         parts, features = [], None
         keys = iter(() if key is None else jax.random.split(key, self.sources))
 
-        def tokenize(tokenizer, x, mask):
-            parts.append(tokenizer(x, mask, next(keys, None)))
+        def tokenize(tokenizer, x, mask, number=None):
+            parts.append(tokenizer(x, mask, next(keys, None), number))
 
         if self.local is not None:
             features = []
@@ -223,5 +227,5 @@ class ContextBuilder(nnx.Module):
         if geometry is not None:
             tokenize(self.geometry, geometry, geometry_mask)
         if global_embedding is not None:
-            tokenize(self.globals, global_embedding, global_mask)
+            tokenize(self.globals, global_embedding, global_mask, global_number)
         return jnp.concatenate(parts, axis=-1) if parts else None, features

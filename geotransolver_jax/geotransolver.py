@@ -325,11 +325,11 @@ class GeoTransolver(nnx.Module):
         if inputs.geometry is not None:
             geometry_mask = layouts.geometry.flatten_mask(inputs.geometry_mask, batch)
             geometry = _flatten(layouts.geometry, inputs.geometry, geometry_mask)
-        tokens, token_mask = None, None
+        tokens, token_mask, token_number = None, None, None
         if inputs.global_embedding is not None:
             token_mask = layouts.globals.flatten_mask(None, batch)
             tokens = _flatten(layouts.globals, inputs.global_embedding, token_mask)
-            tokens, token_mask = _two_rows_a_shard(tokens, token_mask)
+            tokens, token_mask, token_number = _two_rows_a_shard(tokens, token_mask)
 
         context_key, stack_key = (None, None) if key is None else jax.random.split(key)
         positions, neighborhoods = None, inputs.neighborhoods
@@ -351,6 +351,7 @@ class GeoTransolver(nnx.Module):
             geometry_mask,
             token_mask,
             context_key,
+            token_number,
         )
 
         streams = []
@@ -390,14 +391,14 @@ def _flatten(layout: PointLayout, x, mask):
 
 
 def _two_rows_a_shard(x: Float[Array, "B N C"], mask: Bool[Array, "B N"] | None):
-    """Points padded so that no shard has one alone.
+    """Points padded so that no shard has one alone, their mask, and the number of each.
 
     XLA's GPU compiler stops at the gradient of a shard that has one sample of one point, as a
     global token easily is (JAX 0.10.2: "Reshape input and output shapes must be the same").
     """
     points, shards = x.shape[1], mesh_lib.axis_size(POINTS)
     if points > shards or shards * mesh_lib.axis_size(DATA) == 1:
-        return x, mask
+        return x, mask, None
     mask = jnp.ones(x.shape[:2], bool) if mask is None else mask
 
     def beside_padding(array):
@@ -405,8 +406,10 @@ def _two_rows_a_shard(x: Float[Array, "B N C"], mask: Bool[Array, "B N"] | None)
         pairs = jnp.stack([array, jnp.zeros_like(array)], axis=2)
         return pairs.reshape(array.shape[0], 2 * points, *array.shape[2:])
 
+    number = jnp.broadcast_to(jnp.arange(2 * points) // 2, (x.shape[0], 2 * points))
     x, mask = beside_padding(x), beside_padding(mask)
-    return mesh_lib.constrain(x, DATA, POINTS, None), mesh_lib.constrain(mask, DATA, POINTS)
+    flat = (mesh_lib.constrain(array, DATA, POINTS) for array in (mask, number))
+    return mesh_lib.constrain(x, DATA, POINTS, None), *flat
 
 
 def _check_local_features(

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, UInt32
+from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from flare_jax.activations import gelu
 from flare_jax.heads import HeadLinear, HeadScores, hide, map_into, map_out, visible
@@ -72,11 +72,13 @@ class Points(NamedTuple):
         x: the points, or, where they come projected, what decides on their slices.
         value: what is averaged, where points come projected and it is not `x`.
         mask: True where a point is real.
+        number: of each point, by which it draws its noise; by default its row.
     """
 
     x: Float[Array, "B N C"]
     value: Float[Array, "B N C"] | None = None
     mask: Bool[Array, "B N"] | None = None
+    number: Int[Array, "B N"] | None = None
 
 
 def points_to_slices(points: Points, weights: SliceWeights) -> tuple[Float[Array, "B H S D"], Held]:
@@ -165,6 +167,7 @@ def _pool_deviations(weights: SliceWeights, latents, chunk: Points, places: Plac
 
 def _shares_and_values(weights: SliceWeights, chunk: Points, places: Places):
     """By how much each point of a chunk belongs to each slice, nothing if padding; its values."""
+    places = _places_of(chunk, places)
     points = _visible(weights, chunk)
     x = _heads(weights, weights.point, points, chunk.mask)
     shares = softmax.shares(_slice_scores(weights, x, places))
@@ -180,9 +183,14 @@ def _shares_and_values(weights: SliceWeights, chunk: Points, places: Places):
 
 def _unpool(weights, latents, chunk: Points, places: Places):
     weights, output = weights
+    places = _places_of(chunk, places)
     x = _heads(weights, weights.point, _visible(weights, chunk), chunk.mask)
     y = softmax.mix(x.dtype, _slice_scores(weights, x, places), latents["tokens"])
     return map_out(output, y.astype(x.dtype), chunk.mask)
+
+
+def _places_of(chunk: Points, places: Places) -> Places:
+    return places if chunk.number is None else places._replace(points=chunk.number)
 
 
 def _visible(weights: SliceWeights, chunk: Points) -> Float[Array, "B n C"]:
@@ -222,5 +230,7 @@ def _gumbel_noise(key_data, shape, places: Places, dtype):
         return jax.random.uniform(own, (heads, slices), dtype)
 
     of_points = jax.vmap(draw, in_axes=(None, 0), out_axes=-1)
-    uniform = jax.vmap(of_points, in_axes=(0, None))(places.samples, places.points)
+    # Numbers of points are those of all samples, or each has its own.
+    own = 0 if places.points.ndim == 2 else None
+    uniform = jax.vmap(of_points, in_axes=(0, own))(places.samples, places.points)
     return -jnp.log(-jnp.log(uniform + _GUMBEL_EPSILON) + _GUMBEL_EPSILON)

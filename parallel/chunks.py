@@ -10,6 +10,8 @@ from parallel.mesh import DATA, HEADS
 # Scores (float32 numbers) that one chunk may hold on a device. A CPU wants them in its cache; an
 # accelerator wants few, large kernels.
 _SCORES_A_CHUNK = {"cpu": 2**20, "gpu": 2**24, "tpu": 2**24}
+# Numbers of chunks among which one is looked for that divides the entries.
+_CHUNKS_TRIED = 1000
 
 
 def chunk_length(total: int, batch: int, heads: int, scores_an_entry: int) -> int:
@@ -29,9 +31,10 @@ def chunk_length(total: int, batch: int, heads: int, scores_an_entry: int) -> in
     budget = _SCORES_A_CHUNK.get(mesh_lib.platform(), _SCORES_A_CHUNK["gpu"])
     longest = max(1, min(total, budget // scores_an_entry))
     # Equal chunks, if not many more: a shorter last one is compiled apart.
-    fewest = -(-total // longest)
-    equal = (count for count in range(fewest, fewest + fewest // 2 + 1) if total % count == 0)
-    return -(-total // next(equal, fewest))
+    fewest = max(1, -(-total // longest))
+    most = fewest + min(fewest // 2, _CHUNKS_TRIED)
+    equal = (count for count in range(fewest, most + 1) if total % count == 0)
+    return max(1, -(-total // next(equal, fewest)))
 
 
 def for_chunks(total: int, length: int, body: Callable, carry):

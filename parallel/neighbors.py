@@ -6,7 +6,8 @@ exact, adapts to clusters, and needs no bound on how many points a region holds.
 blocks of all shards pass by in a ring; a shard keeps one list of the best so far for its queries.
 
 The order of neighbours is that of `(squared distance, index)`, the squared distance being
-`((dx * dx) + dy * dy) + dz * dz` with every operation rounded. A point is within the radius if the
+`((dx * dx) + dy * dy) + dz * dz` with every operation rounded; what is smaller than the smallest
+normal number may count as zero. A point is within the radius if the
 rounded root of that is at most the radius.
 """
 

@@ -46,6 +46,7 @@ __all__ = [
     "Chunking",
     "Held",
     "Places",
+    "greatest_over_points",
     "map_held",
     "map_points",
     "pull_back_sums",
@@ -119,6 +120,26 @@ def softmax_over_points(
         The weighted values in float32 or wider, and what they were made of.
     """
     return _softmax(function, chunking, weights, latents, points)
+
+
+def greatest_over_points(
+    function: Callable, chunking: Chunking, weights: Any, latents: Any, points: Any
+) -> Float[Array, "B H S"]:
+    """The greatest score of each latent over all points; no gradient flows through it.
+
+    Args:
+        function: see the module; returns scores `(B, H, S, n)`, those of padding masked by
+            `softmax.mask_scores`.
+        chunking: as in `sum_over_points`, like the following.
+        weights: see there.
+        latents: see there.
+        points: see there.
+
+    Returns:
+        The scores, replicated over the points: one all-reduce.
+    """
+    arguments = jax.lax.stop_gradient((weights, latents, points))
+    return _greatest(function, chunking, *arguments)
 
 
 def map_points(
@@ -298,6 +319,23 @@ def _map_backward(function, chunking, residuals, d_outputs):
 
 
 _map.__wrapped__.defvjp(_map_forward, _map_backward)
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _greatest(function, chunking, weights, latents, points):
+    def local(places, weights, latents, points, *, axis):
+        walk = Walk(function, chunking, places, weights, latents, points)
+        least = jnp.finfo(walk.made.dtype).min
+
+        def compare(start, size, greatest):
+            return jnp.maximum(greatest, walk.make(start, size).max(-1))
+
+        found = walk.fold(compare, jnp.full(walk.made.shape[:-1], least, walk.made.dtype))
+        return found if axis is None else jax.lax.pmax(found, axis)
+
+    run = _island(local, (_PLACES, P(), _SAMPLES, _CLOUD), _SAMPLES)
+    return run(Places.of(points), weights, latents, _tied(points))
+
 
 # One shard ---------------------------------------------------------------------------------------
 

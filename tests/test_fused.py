@@ -145,14 +145,37 @@ def test_bfloat16_is_as_exact_as_chunks_are(shift):
         assert error(by_kernel) < 2 * error(by_chunks) + 4e-3
 
 
-def test_the_kernel_exchanges_two_sums_forward():
+@pytest.mark.parametrize("mesh", [None, dict(points=4, heads=2)], ids=["single", "points4_heads2"])
+@pytest.mark.parametrize("factor", [12, 100])
+def test_scores_may_spread(factor, mesh):
+    """Until one point takes all of a latent."""
+
+    def run(backend):
+        made = placed(layer(backend, "float32", 0.0))
+        made.latent_queries[...] *= factor
+        graph, weights = nnx.split(made)
+        x = np.random.default_rng(0).standard_normal((2, 64, 32)).astype(np.float32)
+        mask = np.arange(64) < np.array([[60], [40]])
+
+        def loss(weights, x):
+            y = nnx.merge(graph, weights)(x, mask)
+            return jnp.sum(jnp.sin(y)), y
+
+        return jax.jit(jax.grad(loss, argnums=(0, 1), has_aux=True))(weights, x)
+
+    expected = run("xla")
+    with on_mesh(mesh):
+        assert_trees_close(run("cudnn"), expected, 2e-5 * factor)
+
+
+def test_the_kernel_exchanges_a_maximum_and_one_packed_sum_forward():
     graph, weights = nnx.split(layer("cudnn", "float32", 0.0))
     x = jax.ShapeDtypeStruct((2, 424, 32), jnp.float32)
     with on_mesh(MESHES["points8"]):
         forward = lambda weights, x: nnx.merge(graph, weights)(x)  # noqa: E731
         found = shapes_of(collectives(text_of(forward, weights, x)))
-    packed = ("all-reduce", (2, 2, 16 * (16 + 1)))
-    assert found == Counter({("all-reduce", (2, 32)): 1, packed: 1})
+    maximum, packed = ("all-reduce", (2, 2, 16)), ("all-reduce", (2, 2, 16 * (16 + 1)))
+    assert found == Counter({maximum: 1, packed: 1})
 
 
 def test_auto_is_xla():

@@ -9,7 +9,7 @@ import pytest
 from compiled import array_shapes, collectives, shapes_of, text_of
 from conftest import COMPILE_FAST, assert_trees_close, on_any_mesh, on_mesh
 
-from parallel import softmax
+from parallel import chunks, softmax
 from parallel.contraction import contract
 from parallel.streaming import (
     Chunking,
@@ -149,6 +149,13 @@ def test_no_array_holds_the_scores_of_all_points():
     shapes = array_shapes(text_of(step, *weights, x, factor, mask))
     assert any(slices in array for array in shapes)
     assert not [array for array in shapes if slices in array and np.prod(array) >= points * slices]
+
+
+@pytest.mark.parametrize("total", [0, 1, 97, 104, 2**31 - 1])
+def test_chunks_stay_within_their_budget(total):
+    length = chunks.chunk_length(total, 2, 4, 2**10)
+    assert 1 <= length <= 2**20 // (2 * 4 * 2**10)
+    assert -(-total // length) <= 1.5 * max(1, -(-total // 2**7))
 
 
 def summed(weights, latents, chunk, places):
