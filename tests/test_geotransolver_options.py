@@ -109,19 +109,20 @@ def test_points_and_geometry_far_apart_have_no_local_features():
 
 def test_no_shard_has_a_single_token():
     token = np.ones((1, 1, 2), np.float32)
-    x, mask = _two_rows_a_shard(token, None)
+    x, *rest = _two_rows_a_shard(token, None)
     assert x.shape == (1, 1, 2)
-    assert mask is None
+    assert rest == [None, None]
     with on_mesh(dict(points=8)):
-        x, mask = jax.jit(_two_rows_a_shard)(np.ones((3, 8, 2), np.float32), None)
+        x, mask, number = jax.jit(_two_rows_a_shard)(np.ones((3, 8, 2), np.float32), None)
         assert x.shape == (3, 16, 2)
         np.testing.assert_array_equal(mask.sum(1), 8)
         np.testing.assert_array_equal(np.asarray(x)[np.asarray(mask)], 1)
         np.testing.assert_array_equal(np.asarray(x)[~np.asarray(mask)], 0)
-        x, mask = jax.jit(_two_rows_a_shard)(np.ones((1, 16, 2), np.float32), None)
+        np.testing.assert_array_equal(np.asarray(number)[0][np.asarray(mask)[0]], range(8))
+        x, *_ = jax.jit(_two_rows_a_shard)(np.ones((1, 16, 2), np.float32), None)
         assert x.shape == (1, 16, 2)
     with on_mesh(dict(data=8)):
-        x, mask = jax.jit(_two_rows_a_shard)(np.ones((8, 1, 2), np.float32), None)
+        x, *_ = jax.jit(_two_rows_a_shard)(np.ones((8, 1, 2), np.float32), None)
         assert x.shape == (8, 2, 2)
 
 
