@@ -28,6 +28,11 @@ def one_line_errors(command: Callable[[], int | None]) -> None:
     sys.exit(code or 0)
 
 
+def one_line(error: Exception) -> str:
+    """The message of an error without its line breaks; its kind where it has none."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
 class StopSignals:
     """Remembers SIGTERM and SIGINT, so that a loop can end at a step of its choice.
 

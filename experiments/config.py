@@ -12,8 +12,8 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from experiments.cli import swept
-from experiments.config_errors import explain, flat, key_names, one_line
+from experiments.cli import one_line, swept
+from experiments.config_errors import explain, flat, key_names
 from experiments.files import write_atomically
 from experiments.schema import (
     DATA,

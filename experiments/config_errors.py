@@ -51,11 +51,6 @@ def _nearest(key: str, known: list[str]) -> str:
     return f"; known are {', '.join(candidates if group and candidates else groups)}"
 
 
-def one_line(error: Exception) -> str:
-    """The message of an error without its line breaks."""
-    return " ".join(str(error).split())
-
-
 def known_keys(overrides: list[str]) -> list[str]:
     """Every key of the configuration that the group choices among `overrides` lead to."""
     groups = {"model", "data", "mesh", "optimizer"}

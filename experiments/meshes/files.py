@@ -12,6 +12,8 @@ import numpy as np
 import pyvista
 from jaxtyping import Float32, Shaped
 
+from experiments.cli import one_line
+
 MESH_ENDINGS = (".vtp", ".vtu", ".vtk", ".vts", ".vtm", ".stl")
 _AXES = ("x", "y", "z")
 
@@ -78,8 +80,9 @@ def read_mesh(path: Path) -> pyvista.DataSet:
     except PermissionError as error:
         raise ValueError(f"{path}: expected a readable file; got {error.strerror}") from error
     except Exception as error:  # each reader has errors of its own
-        what = " ".join(str(error).split()) or type(error).__name__
-        raise ValueError(f"{path}: expected a readable {path.suffix} file; got {what}") from error
+        raise ValueError(
+            f"{path}: expected a readable {path.suffix} file; got {one_line(error)}"
+        ) from error
     if isinstance(mesh, pyvista.MultiBlock):
         mesh = _one_mesh(path, mesh)
     if mesh.n_points == 0:

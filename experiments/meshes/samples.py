@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from experiments.cli import one_line
 from experiments.meshes import files
 
 # Numbers of a sample may stand beside its files.
@@ -161,8 +162,9 @@ def _numbers(path: Path | None) -> dict[str, float]:
     try:
         numbers = json.loads(path.read_text())
     except (ValueError, OSError) as error:
-        what = " ".join(str(error).split())
-        raise ValueError(f"{path}: expected a JSON file of numbers; got {what}") from error
+        raise ValueError(
+            f"{path}: expected a JSON file of numbers; got {one_line(error)}"
+        ) from error
     if not isinstance(numbers, dict):
         raise ValueError(f"{path}: expected names and numbers; got {type(numbers).__name__}")
     for name, value in numbers.items():

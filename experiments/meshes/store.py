@@ -19,6 +19,8 @@ import numpy as np
 import zarr
 from jaxtyping import Shaped
 
+from experiments.cli import one_line
+
 _CHUNK_POINTS = 2**13
 _CHUNKS_A_FILE = 2**7
 _PARTIAL = ".partial-"
@@ -45,8 +47,7 @@ class StoredSample:
             attributes = dict(self._group.attrs)
             self._arrays = dict(self._group.arrays())
         except Exception as error:  # damaged metadata reaches many decoders
-            what = " ".join(str(error).split()) or type(error).__name__
-            raise ValueError(f"{path}: expected a Zarr group; got {what}") from error
+            raise ValueError(f"{path}: expected a Zarr group; got {one_line(error)}") from error
         if attributes.get(_COMPLETE) is False:
             raise ValueError(f"{path}: expected a whole sample; got one still being written")
         if not self._arrays:
@@ -76,9 +77,8 @@ class StoredSample:
         try:
             return np.asarray(array[rows])
         except Exception as error:  # damaged chunks reach many decoders
-            what = " ".join(str(error).split()) or type(error).__name__
             raise ValueError(
-                f"{self.path}: array {name!r}: expected readable values; got {what}"
+                f"{self.path}: array {name!r}: expected readable values; got {one_line(error)}"
             ) from error
 
     def read_rows(self, name: str, rows: Shaped[np.ndarray, " n"]) -> Shaped[np.ndarray, "n *C"]:
