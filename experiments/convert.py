@@ -11,7 +11,7 @@ import multiprocessing
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,6 @@ from experiments.cli import one_line_errors
 from experiments.files import write_json
 from experiments.meshes.samples import Contents, Source, find_samples, read_sample
 from experiments.meshes.store import (
-    Store,
     StoredSample,
     create_store,
     remove_partial,
@@ -154,13 +153,7 @@ def _unchanged(store: Path, source: Source, options: Options) -> dict[str, Any] 
 
 def _plain(options: Options) -> dict[str, list[str] | None]:
     """The options as JSON gives them back."""
-    return {
-        name: None if value is None else list(value)
-        for name, value in (
-            ("surface_fields", options.surface_fields),
-            ("volume_fields", options.volume_fields),
-        )
-    }
+    return {name: None if value is None else list(value) for name, value in asdict(options).items()}
 
 
 def _field_names(contents: Contents) -> dict[str, list[str]]:
@@ -234,7 +227,6 @@ def main() -> int:
     print(describe(rows))
     if all("error" in row for row in rows):
         raise ValueError(f"{arguments.folder}: expected samples that can be converted; got none")
-    Store(arguments.store)
     return int(any("error" in row for row in rows))
 
 

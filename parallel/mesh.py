@@ -178,13 +178,13 @@ def island(function: Callable, in_specs, out_specs, *, over: Sequence[str] = (PO
     if not axes:
         return function
 
+    def kept(entry):
+        if isinstance(entry, tuple):
+            return tuple(axis for axis in entry if axis in axes)
+        return entry if entry in axes else None
+
     def split(spec: P) -> P:
-        # An entry may be several axes.
-        named = [
-            tuple(axis for axis in entry if axis in axes) if isinstance(entry, tuple) else entry
-            for entry in spec
-        ]
-        return P(*(entry if isinstance(entry, tuple) or entry in axes else None for entry in named))
+        return P(*map(kept, spec))
 
     is_spec = lambda leaf: isinstance(leaf, P)  # noqa: E731
     return jax.shard_map(

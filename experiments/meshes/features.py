@@ -6,8 +6,6 @@ import numpy as np
 import pyvista
 from jaxtyping import Float, Float32, Shaped
 
-_KINDS = ("pressure", "stress", "velocity")
-
 
 def signed_distance(
     coordinates: Float[np.ndarray, "V 3"],
@@ -120,13 +118,11 @@ class FreeStream:
 
     def _reference(self, kind: str) -> tuple[float, float]:
         dynamic = 0.5 * self.density * self.velocity**2
-        references = dict(
-            zip(
-                _KINDS,
-                ((self.pressure, dynamic), (0.0, dynamic), (0.0, self.velocity)),
-                strict=True,
-            )
-        )
+        references = {
+            "pressure": (self.pressure, dynamic),
+            "stress": (0.0, dynamic),
+            "velocity": (0.0, self.velocity),
+        }
         if kind not in references:
-            raise ValueError(f"free stream: expected one of {', '.join(_KINDS)}; got {kind!r}")
+            raise ValueError(f"free stream: expected one of {', '.join(references)}; got {kind!r}")
         return references[kind]
