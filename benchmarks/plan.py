@@ -12,7 +12,6 @@ import time
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
@@ -27,8 +26,10 @@ from benchmarks.machines import Machine, machine_of
 from benchmarks.program import Program
 from benchmarks.topologies import target_mesh
 from experiments import config as configs
+from experiments.batch import Batch, Statistics, Stream
 from experiments.cli import one_line_errors
-from experiments.data import Batch, Dataset, Statistics
+from experiments.data import statistics_like
+from experiments.description import Description, StreamDescription
 from experiments.files import write_json
 from experiments.optimizer import make_optimizer
 from experiments.prediction import predict
@@ -64,23 +65,14 @@ class Widths:
     geometry: int = 0
     globals: int = 0
 
-    def dataset(self) -> Dataset:
-        """A data set of these widths and without samples."""
-        array = lambda width: np.empty((0, 1, width), np.float32) if width else None  # noqa: E731
-        split = SimpleNamespace(
-            fx=array(self.values),
-            embedding=array(self.positions),
-            target=array(self.fields),
-            geometry=array(self.geometry),
-            global_embedding=array(self.globals),
+    def description(self) -> Description:
+        """A data set of these widths."""
+        fields = tuple(f"field_{i}" for i in range(self.fields))
+        return Description(
+            (StreamDescription("points", self.positions, self.values, fields),),
+            self.geometry or None,
+            (1, self.globals) if self.globals else None,
         )
-        return Dataset({"train": split}, None, tuple("abcdefgh"[: self.fields]))
-
-    def statistics(self) -> Statistics:
-        """Shapes of the statistics."""
-        widths = (self.values, self.positions, self.fields, self.geometry, self.globals)
-        shape = lambda width: jax.ShapeDtypeStruct((width,), jnp.float32) if width else None  # noqa: E731
-        return Statistics(*(shape(width) for width in widths for _ in range(2)))
 
     def batch(self, batch: int, points: int, geometry: int, neighbors: int) -> Batch:
         """Shapes of a batch on the mesh of the context."""
@@ -95,14 +87,20 @@ class Widths:
             return Neighbors(array(length, neighbors, dtype=jnp.int32), array(length, neighbors))
 
         return Batch(
-            array(points, self.values) if self.values else None,
-            array(points, self.positions),
-            array(points, self.fields),
-            array(points, dtype=jnp.bool_),
+            (
+                Stream(
+                    array(points, self.positions),
+                    array(points, self.fields),
+                    array(points, self.values) if self.values else None,
+                    mask=array(points, dtype=jnp.bool_),
+                    neighborhoods=(
+                        Neighborhoods(found(points), found(geometry)) if neighbors else None
+                    ),
+                ),
+            ),
             array(geometry, self.geometry) if self.geometry else None,
             array(geometry, dtype=jnp.bool_) if self.geometry else None,
             array(1, self.globals, split=False) if self.globals else None,
-            Neighborhoods(found(points), found(geometry)) if neighbors else None,
         )
 
 
@@ -122,7 +120,7 @@ class Plan:
         """
         self.config, self.machine, self.widths = config, machine_of(target), widths
         self.mesh = target_mesh(target, config.mesh.data, config.mesh.points, config.mesh.heads)
-        self.model = build_model(config.model, widths.dataset(), config.train.seed)
+        self.model = build_model(config.model, widths.description(), config.train.seed)
         self.optimizer = make_optimizer(config.optimizer, config.train.steps)
         self.neighbors = (
             max(config.model.neighbors_in_radius)
@@ -134,7 +132,11 @@ class Plan:
         """The step for so many points: traced, its state and its batch."""
         average = self.config.optimizer.ema_decay is not None
         state = abstract_state(
-            self.model, self.optimizer, self.widths.statistics(), 0, average=average
+            self.model,
+            self.optimizer,
+            statistics_like(self.widths.description()),
+            0,
+            average=average,
         )
         batch = self.widths.batch(self.config.train.batch_size, points, geometry, self.neighbors)
         step = make_step(self.model, self.optimizer, self.config.optimizer.ema_decay, state)
@@ -154,7 +156,7 @@ class Plan:
         with jax.set_mesh(self.mesh):
             step, state, batch = self.lower(points, geometry)
             flops = matrix_flops(step, state, (batch,)) / self.mesh.size
-            kept = _kept(self.model, self.mesh.size, batch)
+            kept = _kept(self.model, self.mesh.size, batch, state.statistics)
         program, memory = Program(compiled.as_text()), compiled.memory_analysis()
         exchanged = Counter()
         for found, count in program.collectives():
@@ -226,22 +228,14 @@ def _device_bytes(tree) -> int:
     )
 
 
-def _kept(model: nnx.Module, devices: int, batch: Batch) -> int:
+def _kept(model: nnx.Module, devices: int, batch: Batch, like: Statistics) -> int:
     """Bytes on one device of what the forward pass keeps of the points for the gradient."""
     graph, params, rest = nnx.split(model, nnx.Param, ...)
-    points = batch.embedding.shape[1]
+    points = batch.streams[0].embedding.shape[1]
 
     def forward(params):
         ones = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), batch)
-        statistics = Statistics(
-            *(
-                None if array is None else jnp.ones(array.shape[-1:])
-                for array in (
-                    batch.fx, batch.embedding, batch.target, batch.geometry, batch.global_embedding
-                )
-                for _ in range(2)
-            )
-        )  # fmt: skip
+        statistics = jax.tree.map(lambda leaf: jnp.ones(leaf.shape), like)
         return predict(nnx.merge(graph, params, rest), statistics, ones)
 
     kept = jax.eval_shape(lambda params: jax.vjp(forward, params)[1], params)

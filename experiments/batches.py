@@ -1,21 +1,152 @@
 """Batches of a split on the device mesh: shuffled for training, in order for evaluation."""
 
 import math
+import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import grain
 import numpy as np
 
-import parallel
-from experiments.data import Batch, Split
-from parallel.points import place
+from experiments.batch import Batch, Sample, Stream, Windows
+from experiments.data import Split
+from geotransolver_jax import Neighborhoods
+from parallel.neighbors import Neighbors
+from parallel.points import grid_shape, local_windows, padded_size, place, place_windows
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where the samples of a batch lie on the mesh, and which of their points are read here.
+
+    Attributes:
+        batch_size: samples of a batch over all hosts.
+        lengths: points of a sample as it is padded, of each stream.
+        geometry_length: likewise of the geometry; 0 without.
+        windows: of each stream, see `parallel.points.local_windows`.
+        geometry_windows: likewise of the geometry.
+    """
+
+    batch_size: int
+    lengths: tuple[int, ...]
+    geometry_length: int
+    windows: tuple[dict[int, slice], ...]
+    geometry_windows: dict[int, slice]
+
+    @classmethod
+    def of(
+        cls, split: Split, batch_size: int, structured_shape: tuple[int, ...] | None
+    ) -> "Placement":
+        """That of batches of a split on the mesh of the context; all have one shape.
+
+        Raises:
+            ValueError: the batch does not divide over the mesh.
+        """
+        lengths = tuple(padded_size(length) for length in split.lengths)
+        if structured_shape is not None:
+            rows, *row = grid_shape(structured_shape)
+            lengths = (padded_size(rows) * math.prod(row),)
+        geometry = padded_size(split.geometry_length)
+        return cls(
+            batch_size,
+            lengths,
+            geometry,
+            tuple(local_windows(batch_size, length) for length in lengths),
+            local_windows(batch_size, geometry),
+        )
+
+    @property
+    def rows(self) -> list[int]:
+        """Places in the batch of the samples that this process reads."""
+        return list(self.windows[0])
+
+    def read(self, split: Split, row: int, index: int, seeds: tuple[int, ...] = (0,)) -> Sample:
+        """What this process holds of the sample at a place of the batch."""
+        windows = Windows(
+            tuple(windows[row] for windows in self.windows), self.geometry_windows[row]
+        )
+        return split.read(index, windows, seeds)
+
+    def place(self, samples: dict[int, Sample]) -> Batch:
+        """Places a batch on the mesh, from the samples by their places in it."""
+        streams = tuple(self._stream(i, samples) for i in range(len(self.lengths)))
+        first = next(iter(samples.values()))
+        geometry = mask = tokens = None
+        if first.geometry is not None:
+            geometry, mask = self._cloud(
+                {row: sample.geometry for row, sample in samples.items()},
+                {row: sample.geometry_length for row, sample in samples.items()},
+                self.geometry_windows,
+                self.geometry_length,
+            )
+        if first.global_embedding is not None:
+            tokens = np.stack([sample.global_embedding for sample in samples.values()])
+            tokens = place(tokens, self.batch_size, min(samples), split_points=False)
+        return Batch(streams, geometry, mask, tokens)
+
+    def _stream(self, i: int, samples: dict[int, Sample]) -> Stream:
+        clouds = {row: sample.clouds[i] for row, sample in samples.items()}
+        lengths = {row: cloud.length for row, cloud in clouds.items()}
+
+        def put(name: str):
+            arrays = {row: getattr(cloud, name) for row, cloud in clouds.items()}
+            if next(iter(arrays.values())) is None:
+                return None, None
+            return self._cloud(arrays, lengths, self.windows[i], self.lengths[i])
+
+        embedding, mask = put("embedding")
+        return Stream(
+            embedding,
+            put("target")[0],
+            put("fx")[0],
+            put("positions")[0],
+            mask,
+            self._neighborhoods(i, {row: cloud.neighborhoods for row, cloud in clouds.items()}),
+        )
+
+    def _cloud(self, arrays, lengths: dict[int, int], windows: dict[int, slice], length: int):
+        """Points and their mask."""
+        real = {
+            row: np.ones(max(0, min(lengths[row], window.stop) - window.start), bool)
+            for row, window in windows.items()
+        }
+        mask = place_windows(real, windows, self.batch_size, length)
+        return place_windows(arrays, windows, self.batch_size, length), mask
+
+    def _neighborhoods(self, i: int, found: dict[int, Neighborhoods | None]):
+        if next(iter(found.values())) is None:
+            return None
+
+        def put(of: str, windows: dict[int, slice], length: int) -> Neighbors:
+            both = {row: getattr(neighborhoods, of) for row, neighborhoods in found.items()}
+            fills = {"indices": -1, "distances": np.inf}
+            return Neighbors(
+                *(
+                    place_windows(
+                        {row: getattr(neighbors, part) for row, neighbors in both.items()},
+                        windows,
+                        self.batch_size,
+                        length,
+                        fills[part],
+                    )
+                    for part in Neighbors._fields
+                )
+            )
+
+        return Neighborhoods(
+            put("of_points", self.windows[i], self.lengths[i]),
+            put("of_geometry", self.geometry_windows, self.geometry_length),
+        )
 
 
 class Loader:
     """Endless shuffled batches of a split, with a position that can be saved.
 
-    All hosts draw the same order of samples; each reads only the rows of a batch that its devices
-    hold.
+    All hosts draw the same order of samples, and the same points of them; each reads only what of
+    a batch its devices hold.
+
+    Attributes:
+        waited: seconds that `next` has waited for what was not read yet.
     """
 
     def __init__(
@@ -33,7 +164,7 @@ class Loader:
             split: where samples come from.
             batch_size: samples of a batch over all hosts.
             accumulate: batches handed out together.
-            seed: seed of the order.
+            seed: seed of the order, and of what is drawn of a sample.
             threads: threads that prepare batches.
             structured_shape: shape of the grid, see `parallel.shard_points`.
 
@@ -45,16 +176,20 @@ class Loader:
                 f"train.batch_size: expected at most the {len(split)} training samples; "
                 f"got {batch_size}"
             )
-        self._batch_size = batch_size
-        self._structured_shape = structured_shape
-        self._length = split.length
-        rows = parallel.local_rows(batch_size)
-        self._first_row = rows.start
+        self._placement = placement = Placement.of(split, batch_size, structured_shape)
+
+        def read(batch: int, indices: np.ndarray) -> dict[int, Sample]:
+            return {
+                row: placement.read(split, row, int(indices[row]), (seed, batch))
+                for row in placement.rows
+            }
+
         order = grain.MapDataset.range(len(split)).shuffle(seed=seed).repeat()
-        batches = order.batch(batch_size).map(lambda indices: split.take(indices[rows]))
+        batches = order.batch(batch_size).map_with_index(read)
         options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=4 * threads)
         self._iterator = iter(batches.to_iter_dataset(options))
         self._accumulate = accumulate
+        self.waited = 0.0
 
     def __iter__(self) -> Iterator[tuple[Batch, ...]]:
         """The loader itself."""
@@ -62,16 +197,13 @@ class Loader:
 
     def __next__(self) -> tuple[Batch, ...]:
         """The batches of the next optimizer step, placed on the mesh."""
-        return tuple(
-            place_batch(
-                next(self._iterator),
-                self._structured_shape,
-                self._batch_size,
-                self._first_row,
-                length=self._length,
-            )
-            for _ in range(self._accumulate)
-        )
+        return tuple(self._placement.place(self._next()) for _ in range(self._accumulate))
+
+    def _next(self) -> dict[int, Sample]:
+        started = time.perf_counter()
+        samples = next(self._iterator)
+        self.waited += time.perf_counter() - started
+        return samples
 
     @property
     def position(self) -> dict:
@@ -83,46 +215,6 @@ class Loader:
         self._iterator.set_state(position)
 
 
-def place_batch(
-    batch: Batch,
-    structured_shape: tuple[int, ...] | None,
-    batch_size: int,
-    first_row: int = 0,
-    *,
-    length: int,
-) -> Batch:
-    """Pads the points of a host batch, places it on the mesh, and gives it its masks.
-
-    Args:
-        batch: the samples `first_row` and following.
-        structured_shape: shape of the grid, if they have one.
-        batch_size: samples of the whole batch.
-        first_row: place of the first sample of `batch` in the whole batch.
-        length: points to pad clouds to, so that every batch has the same shape.
-    """
-
-    def shard(points, length=None):
-        if points is None:
-            return None, None
-        return parallel.shard_points(
-            points, structured_shape, batch=batch_size, first_row=first_row, length=length
-        )
-
-    length = length if structured_shape is None else None
-    embedding, mask = shard(batch.embedding, length)
-    geometry, geometry_mask = shard(batch.geometry)
-    tokens = batch.global_embedding
-    return Batch(
-        shard(batch.fx, length)[0],
-        embedding,
-        shard(batch.target, length)[0],
-        mask,
-        geometry,
-        geometry_mask,
-        None if tokens is None else place(tokens, batch_size, first_row, split_points=False),
-    )
-
-
 def whole_batches(
     split: Split, batch_size: int, structured_shape: tuple[int, ...] | None
 ) -> Iterator[tuple[Batch, np.ndarray]]:
@@ -130,17 +222,11 @@ def whole_batches(
 
     The last batch is filled up with the first samples.
     """
-    rows = parallel.local_rows(batch_size)
+    placement = Placement.of(split, batch_size, structured_shape)
     for start in range(0, len(split), batch_size):
         indices = np.arange(start, start + batch_size) % len(split)
-        batch = place_batch(
-            split.take(indices[rows]),
-            structured_shape,
-            batch_size,
-            rows.start,
-            length=split.length,
-        )
-        yield batch, indices[: min(batch_size, len(split) - start)]
+        samples = {row: placement.read(split, row, int(indices[row])) for row in placement.rows}
+        yield placement.place(samples), indices[: min(batch_size, len(split) - start)]
 
 
 def evaluation_batch_size(train_batch_size: int) -> int:

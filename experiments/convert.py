@@ -1,4 +1,4 @@
-"""`python -m experiments.convert FOLDER STORE`: a folder of VTK and STL files into a Zarr store.
+"""`python -m experiments.convert FOLDER STORE`: a folder of simulation files into a Zarr store.
 
 A sample is a subfolder, or the files of one name. What is already in the store and unchanged is
 left alone, so that an interrupted conversion goes on. A sample that cannot be converted is named
@@ -7,8 +7,10 @@ with what is wrong, and the others go on; the command then ends with exit code 1
 
 import argparse
 import errno
+import json
 import multiprocessing
 import os
+import zlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
@@ -39,10 +41,14 @@ class Options:
     Attributes:
         surface_fields: names of fields of surfaces; `None` for all.
         volume_fields: likewise of volumes.
+        shuffle: put points into a random order, so that random subsets can be read alone.
+        distances: compute signed distances of a volume's points from the STL.
     """
 
     surface_fields: tuple[str, ...] | None = None
     volume_fields: tuple[str, ...] | None = None
+    shuffle: bool = True
+    distances: bool = True
 
 
 def convert(folder: Path, store: Path, options: Options, workers: int) -> list[dict[str, Any]]:
@@ -115,12 +121,19 @@ def _convert(
 ) -> dict[str, Any]:
     """Converts one sample; the row of the report."""
     try:
-        contents = read_sample(source, options.surface_fields, options.volume_fields)
+        contents = read_sample(
+            source,
+            options.surface_fields,
+            options.volume_fields,
+            distances=options.distances,
+        )
         names = _field_names(contents)
         if expected is not None and names != expected:
             raise ValueError(
                 f"{source.name}: expected the fields of the samples before, {expected}; got {names}"
             )
+        if options.shuffle:
+            contents.shuffle(zlib.crc32(source.name.encode()))
         row = {"sample": source.name, "field_names": names, **_summary(contents)}
         attributes = contents.attributes | {
             "source": source.signature(),
@@ -151,9 +164,9 @@ def _unchanged(store: Path, source: Source, options: Options) -> dict[str, Any] 
     return attributes["summary"] if made_of == (source.signature(), _plain(options)) else None
 
 
-def _plain(options: Options) -> dict[str, list[str] | None]:
+def _plain(options: Options) -> dict[str, Any]:
     """The options as JSON gives them back."""
-    return {name: None if value is None else list(value) for name, value in asdict(options).items()}
+    return json.loads(json.dumps(asdict(options)))
 
 
 def _field_names(contents: Contents) -> dict[str, list[str]]:
@@ -171,10 +184,12 @@ def _summary(contents: Contents) -> dict[str, Any]:
         if f"{kind}_fields" not in contents.arrays:
             continue
         values = contents.arrays[f"{kind}_fields"]
+        values = values.reshape(len(values), -1)
+        columns = map(str, range(values.shape[1]))
         summary[f"{kind}_points"] = len(values)
         summary[f"{kind}_ranges"] = {
             name: [float(values[:, i].min()), float(values[:, i].max())]
-            for i, name in enumerate(contents.attributes[f"{kind}_field_names"])
+            for i, name in enumerate(contents.attributes.get(f"{kind}_field_names", columns))
         }
     if "stl_faces" in contents.arrays:
         summary["stl_triangles"] = len(contents.arrays["stl_faces"]) // 3
@@ -205,7 +220,7 @@ def main() -> int:
     """The command."""
     parser = argparse.ArgumentParser(
         prog="python -m experiments.convert",
-        description="Turns a folder of VTK and STL files into a Zarr store.",
+        description="Turns a folder of VTK, STL, HDF5, .npz and .npy files into a Zarr store.",
     )
     parser.add_argument(
         "folder", type=Path, help="the files: a subfolder or a name for each sample"
@@ -215,13 +230,25 @@ def main() -> int:
         parser.add_argument(
             f"--{kind}-fields", nargs="+", metavar="NAME", help=f"fields of a {kind}; default: all"
         )
+    parser.add_argument(
+        "--keep-order",
+        action="store_true",
+        help="keep the order of the points; random subsets then cost reading nearly all",
+    )
+    parser.add_argument(
+        "--no-distances",
+        action="store_true",
+        help="do not compute signed distances of a volume's points from the STL",
+    )
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes")
     arguments = parser.parse_args()
     options = Options(
         *(
             None if names is None else tuple(names)
             for names in (arguments.surface_fields, arguments.volume_fields)
-        )
+        ),
+        shuffle=not arguments.keep_order,
+        distances=not arguments.no_distances,
     )
     rows = convert(arguments.folder, arguments.store, options, arguments.workers)
     print(describe(rows))

@@ -62,7 +62,7 @@ def _read_samples(
     """First `count` samples of `coeff` and `sol`, thinned to `resolution` points per side."""
     if not path.is_file():
         raise FileNotFoundError(f"{path}: expected a MATLAB file, got no such file")
-    variables = {name: _read_variable(path, name) for name in ("coeff", "sol")}
+    variables = {name: read_variable(path, name) for name in ("coeff", "sol")}
     native_shape = variables["coeff"].shape
     for name, values in variables.items():
         where = f"{path}: variable {name!r}"
@@ -112,7 +112,12 @@ def _finite_float32(
     return converted
 
 
-def _read_variable(path: Path, name: str) -> Shaped[np.ndarray, "..."]:
+def read_variable(path: Path, name: str) -> Shaped[np.ndarray, "..."]:
+    """A variable of a MATLAB file, v5 or v7.3, whole.
+
+    Raises:
+        ValueError: the file cannot be read, or has no such variable.
+    """
     try:
         if h5py.is_hdf5(path):
             with h5py.File(path, "r") as file:

@@ -1,133 +1,124 @@
 """Data sets: their splits, the statistics of a split, and the data set that a config names."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
+import jax
 import numpy as np
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Float
 
 from experiments.airfoil import AirfoilArrays, surface_lift
 from experiments.airfoil_cache import load_airfoil
+from experiments.batch import Cloud, Sample, Scale, Statistics, StreamStatistics, Windows
+from experiments.benchmark_files import RepeatedRows, load_benchmark
 from experiments.darcy_cache import load_darcy
 from experiments.darcy_files import load_darcy_mat
-from experiments.schema import AirfoilConfig, DarcyConfig, DataConfig
-from geotransolver_jax import Neighborhoods
+from experiments.description import Description, StreamDescription
+from experiments.moments import Moments
+from experiments.schema import (
+    AirfoilConfig,
+    BenchmarkConfig,
+    DarcyConfig,
+    DataConfig,
+    StoreConfig,
+)
 
-
-class Batch(NamedTuple):
-    """A batch on the device mesh, or on the host before it is placed.
-
-    On the host there are no masks, and arrays of points may be lists with one array a sample.
-
-    Attributes:
-        fx: input values at the points, or `None`.
-        embedding: positions of the points.
-        target: fields to predict, in physical units.
-        point_mask: True where a point is real.
-        geometry: points of the geometry, or `None`.
-        geometry_mask: True where one of these is real, or `None`.
-        global_embedding: tokens of global quantities, or `None`.
-        neighborhoods: neighbours found before, or `None` for a model to search them.
-    """
-
-    fx: Float[Array, "B N C_in"] | None
-    embedding: Float[Array, "B N C_emb"]
-    target: Float[Array, "B N C_out"]
-    point_mask: Bool[Array, "B N"] | None = None
-    geometry: Float[Array, "B M C_geo"] | None = None
-    geometry_mask: Bool[Array, "B M"] | None = None
-    global_embedding: Float[Array, "B G C_g"] | None = None
-    neighborhoods: Neighborhoods | None = None
-
-
-class Statistics(NamedTuple):
-    """Mean and standard deviation of each channel, over the training split; `None` without it."""
-
-    fx_mean: Float[Array, " C_in"] | None
-    fx_deviation: Float[Array, " C_in"] | None
-    embedding_mean: Float[Array, " C_emb"]
-    embedding_deviation: Float[Array, " C_emb"]
-    target_mean: Float[Array, " C_out"]
-    target_deviation: Float[Array, " C_out"]
-    geometry_mean: Float[Array, " C_geo"] | None = None
-    geometry_deviation: Float[Array, " C_geo"] | None = None
-    global_embedding_mean: Float[Array, " C_g"] | None = None
-    global_embedding_deviation: Float[Array, " C_g"] | None = None
+# Predicted and true value by name.
+Quantities = dict[str, tuple[float, float]]
 
 
 class Split(Protocol):
-    """Samples of a data set, on the host.
+    """Samples of a data set.
 
     Attributes:
-        fx: input values of all samples, `(..., C_in)`, or `None`; so are the following.
-        embedding: positions.
-        target: fields in physical units.
-        geometry: points of the geometry, or `None`.
-        global_embedding: global tokens, or `None`.
-        length: points of the longest sample; batches are padded to it.
+        names: of the samples.
+        lengths: points of the longest sample, of each stream; batches are padded to them.
+        geometry_length: likewise of the geometry; 0 without.
         has_quantities: whether `quantities` has any.
     """
 
-    fx: np.ndarray | None
-    embedding: np.ndarray
-    target: np.ndarray
-    geometry: np.ndarray | None
-    global_embedding: np.ndarray | None
-    length: int
+    names: Sequence[str]
+    lengths: tuple[int, ...]
+    geometry_length: int
     has_quantities: bool
 
     def __len__(self) -> int:
         """Number of samples."""
 
-    def take(self, indices: np.ndarray) -> Batch:
-        """The samples of these indices, on the host."""
+    def num_points(self, index: int) -> tuple[int, ...]:
+        """Points of each stream of a sample."""
 
-    def num_points(self, index: int) -> int:
-        """Points of a sample."""
+    def read(self, index: int, windows: Windows, seeds: tuple[int, ...] = (0,)) -> Sample:
+        """Windows of the clouds of a sample; `seeds` number a draw where points are drawn."""
 
-    def quantities(
-        self, index: int, fields: Float[np.ndarray, "N C_out"]
-    ) -> dict[str, tuple[float, float]]:
+    def moments(self) -> dict[str, Moments]:
+        """Moments of all points of all samples, by the names of `Description.widths`."""
+
+    def quantities(self, index: int, fields: Sequence[Float[np.ndarray, "N C_out"]]) -> Quantities:
         """Integrated quantities of a sample from predicted fields, each with its true value."""
 
 
 @dataclass(frozen=True)
 class GridSplit:
-    """Samples on the same points; see `Split`.
+    """Samples on as many points each, in memory; see `Split`.
 
     Attributes:
-        fx: input values `(n, N, C_in)`.
-        embedding: positions `(N, C_emb)`, shared by the samples.
-        target: fields `(n, N, C_out)` in physical units.
+        fx: input values `(n, N, C_in)`, or `None`.
+        embedding: positions `(N, C_emb)` that the samples share, or `(n, N, C_emb)`.
+        target: fields `(n, N, C_out)`.
+        global_embedding: global tokens `(n, G, C_g)`, or `None`.
     """
 
-    fx: Float[np.ndarray, "n N C_in"]
-    embedding: Float[np.ndarray, "N C_emb"]
+    fx: Float[np.ndarray, "n N C_in"] | None
+    embedding: Float[np.ndarray, "*n N C_emb"]
     target: Float[np.ndarray, "n N C_out"]
-    geometry: None = None
-    global_embedding: None = None
+    global_embedding: Float[np.ndarray, "n G C_g"] | None = None
+    geometry_length: int = 0
     has_quantities: bool = False
 
     def __len__(self) -> int:
         """Number of samples."""
-        return len(self.fx)
+        return len(self.target)
 
     @property
-    def length(self) -> int:
+    def names(self) -> list[str]:
+        """Numbers of the samples."""
+        return [str(index) for index in range(len(self))]
+
+    @property
+    def lengths(self) -> tuple[int]:
         """Points of a sample."""
-        return len(self.embedding)
+        return (self.embedding.shape[-2],)
 
-    def take(self, indices: np.ndarray) -> Batch:
-        """The samples of these indices, on the host."""
-        embedding = np.broadcast_to(self.embedding, (len(indices), *self.embedding.shape))
-        return Batch(self.fx[indices], embedding, self.target[indices])
-
-    def num_points(self, index: int) -> int:
+    def num_points(self, index: int) -> tuple[int]:
         """Points of a sample."""
-        return self.length
+        return self.lengths
 
-    def quantities(self, index: int, fields: np.ndarray) -> dict[str, tuple[float, float]]:
+    def read(self, index: int, windows: Windows, seeds: tuple[int, ...] = (0,)) -> Sample:
+        """A window of a sample."""
+        (window,) = windows.streams
+        embedding = self.embedding if self.embedding.ndim == 2 else self.embedding[index]
+        fx = None if self.fx is None else self.fx[index][window]
+        cloud = Cloud(*self.lengths, embedding[window], self.target[index][window], fx)
+        tokens = None if self.global_embedding is None else self.global_embedding[index]
+        return Sample((cloud,), global_embedding=tokens)
+
+    def moments(self) -> dict[str, Moments]:
+        """Moments of all points of all samples; see `Split`."""
+        return _moments(
+            {
+                "0.embedding": self.embedding,
+                "0.targets": self.target,
+                "0.fx": self.fx,
+                "global_embedding": self.global_embedding,
+            }
+        )
+
+    def quantities(
+        self, index: int, fields: Sequence[np.ndarray]
+    ) -> dict[str, tuple[float, float]]:
         """None."""
         return {}
 
@@ -141,64 +132,80 @@ class AirfoilSplit:
     """
 
     arrays: AirfoilArrays
-    fx: None = None
     has_quantities: bool = True
-
-    @property
-    def embedding(self) -> np.ndarray:
-        """Positions of the points of all samples."""
-        return self.arrays.positions
-
-    @property
-    def target(self) -> np.ndarray:
-        """Fields at these points."""
-        return self.arrays.fields
-
-    @property
-    def geometry(self) -> np.ndarray:
-        """Surface points and normals."""
-        return self.arrays.geometry
-
-    @property
-    def global_embedding(self) -> np.ndarray:
-        """Directions of the free stream."""
-        return self.arrays.global_embedding
 
     def __len__(self) -> int:
         """Number of samples."""
         return len(self.arrays)
 
     @property
-    def length(self) -> int:
+    def names(self) -> list[str]:
+        """Numbers of the samples, with their angle of attack."""
+        return [f"{i} at {angle:.1f}°" for i, angle in enumerate(self.arrays.angle_of_attack)]
+
+    @property
+    def lengths(self) -> tuple[int]:
         """Points of the longest sample."""
-        return int(np.diff(self.arrays.offsets).max())
+        return (int(np.diff(self.arrays.offsets).max()),)
 
-    def take(self, indices: np.ndarray) -> Batch:
-        """The samples of these indices, on the host."""
-        rows = [self.arrays.rows(int(index)) for index in indices]
-        return Batch(
-            None,
-            [self.arrays.positions[row] for row in rows],
-            [self.arrays.fields[row] for row in rows],
-            geometry=self.arrays.geometry[indices],
-            global_embedding=self.arrays.global_embedding[indices],
-        )
+    @property
+    def geometry_length(self) -> int:
+        """Points of the surface."""
+        return self.arrays.geometry.shape[1]
 
-    def num_points(self, index: int) -> int:
+    def num_points(self, index: int) -> tuple[int]:
         """Points of a sample."""
         rows = self.arrays.rows(index)
-        return rows.stop - rows.start
+        return (rows.stop - rows.start,)
 
-    def quantities(self, index: int, fields: np.ndarray) -> dict[str, tuple[float, float]]:
+    def read(self, index: int, windows: Windows, seeds: tuple[int, ...] = (0,)) -> Sample:
+        """Windows of a sample."""
+        (window,), rows = windows.streams, self.arrays.rows(index)
+        cloud = Cloud(
+            *self.num_points(index),
+            self.arrays.positions[rows][window],
+            self.arrays.fields[rows][window],
+        )
+        return Sample(
+            (cloud,),
+            self.arrays.geometry[index][windows.geometry],
+            self.geometry_length,
+            self.arrays.global_embedding[index],
+        )
+
+    def moments(self) -> dict[str, Moments]:
+        """Moments of all points of all samples; see `Split`."""
+        return _moments(
+            {
+                "0.embedding": self.arrays.positions,
+                "0.targets": self.arrays.fields,
+                "geometry": self.arrays.geometry,
+                "global_embedding": self.arrays.global_embedding,
+            }
+        )
+
+    def quantities(
+        self, index: int, fields: Sequence[np.ndarray]
+    ) -> dict[str, tuple[float, float]]:
         """The lift coefficient, integrated from the surface pressure."""
         lengths = self.arrays.panel_lengths[index]
         lift = surface_lift(
-            fields[: len(lengths), 2],
+            fields[0][: len(lengths), 2],
             self.arrays.geometry[index],
             lengths,
             float(self.arrays.angle_of_attack[index]),
         )
         return {"lift_coefficient": (lift, float(self.arrays.lift_coefficient[index]))}
+
+
+def _moments(arrays: dict[str, np.ndarray | None]) -> dict[str, Moments]:
+    def of(values: np.ndarray | RepeatedRows) -> Moments:
+        if isinstance(values, RepeatedRows):
+            values = values.rows
+        rows = values.reshape(-1, values.shape[-1])
+        return Moments.of_blocks(rows.__getitem__, len(rows))
+
+    return {name: of(values) for name, values in arrays.items() if values is not None}
 
 
 @dataclass(frozen=True)
@@ -207,30 +214,40 @@ class Dataset:
 
     Attributes:
         splits: training, validation and test split.
-        structured_shape: shape of the grid of all samples, if they have one.
-        fields: names of the predicted fields.
+        description: names and widths of what they hold.
     """
 
     splits: dict[str, Split]
-    structured_shape: tuple[int, ...] | None
-    fields: tuple[str, ...]
+    description: Description
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Names of the predicted fields of all streams."""
+        return self.description.fields
 
     def statistics(self) -> Statistics:
-        """Statistics of the training split, accumulated in float64."""
-        train = self.splits["train"]
-        moments = []
-        for name in ("fx", "embedding", "target", "geometry", "global_embedding"):
-            values = getattr(train, name)
-            if values is None:
-                moments += [None, None]
-                continue
-            axes = tuple(range(values.ndim - 1))
-            mean = values.mean(axes, dtype=np.float64)
-            deviation = values.std(axes, dtype=np.float64)
-            # A channel that never changes says nothing; dividing by its deviation would be 0 / 0.
-            deviation = np.where(deviation > 1e-6 * np.abs(mean), deviation, 1)
-            moments += [mean.astype(np.float32), deviation.astype(np.float32)]
-        return Statistics(*moments)
+        """Statistics of the training split, accumulated in float64; the same on every host."""
+        moments = self.splits["train"].moments()
+        return _statistics(
+            self.description, {name: Scale.of(these) for name, these in moments.items()}
+        )
+
+
+def statistics_like(description: Description) -> Statistics:
+    """Shapes of the statistics of a data set, as `jax.ShapeDtypeStruct`s."""
+    shapes = {
+        name: jax.ShapeDtypeStruct((width,), np.float32)
+        for name, width in description.widths().items()
+    }
+    return _statistics(description, {name: Scale(like, like) for name, like in shapes.items()})
+
+
+def _statistics(description: Description, scales: dict[str, Scale]) -> Statistics:
+    streams = tuple(
+        StreamStatistics(*(scales.get(f"{i}.{part}") for part in ("embedding", "targets", "fx")))
+        for i in range(len(description.streams))
+    )
+    return Statistics(streams, scales.get("geometry"), scales.get("global_embedding"))
 
 
 def load_dataset(config: DataConfig) -> Dataset:
@@ -244,6 +261,10 @@ def load_dataset(config: DataConfig) -> Dataset:
         return _load_darcy(config)
     if isinstance(config, AirfoilConfig):
         return _load_airfoil(config)
+    if isinstance(config, BenchmarkConfig):
+        return _load_benchmark(config)
+    if isinstance(config, StoreConfig):
+        return _load_store(config)
     raise ValueError(f"data.name: no loader for {config.name!r}")
 
 
@@ -270,10 +291,51 @@ def _load_darcy(config: DarcyConfig) -> Dataset:
         )
         for name, split in arrays.items()
     }
-    return Dataset(splits, (config.resolution, config.resolution), ("pressure",))
+    stream = StreamDescription("points", 2, 1, ("pressure",))
+    grid = (config.resolution, config.resolution)
+    return Dataset(splits, Description((stream,), structured_shape=grid))
 
 
 def _load_airfoil(config: AirfoilConfig) -> Dataset:
     arrays = load_airfoil(config, _sizes(config), Path(config.cache_dir))
     splits = {name: AirfoilSplit(split) for name, split in arrays.items()}
-    return Dataset(splits, None, ("velocity_x", "velocity_y", "pressure_coefficient"))
+    fields = ("velocity_x", "velocity_y", "pressure_coefficient")
+    first = splits["train"].arrays
+    return Dataset(
+        splits,
+        Description(
+            (StreamDescription("points", first.positions.shape[-1], 0, fields),),
+            first.geometry.shape[-1],
+            first.global_embedding.shape[1:],
+        ),
+    )
+
+
+def _load_benchmark(config: BenchmarkConfig) -> Dataset:
+    arrays = load_benchmark(config.problem, Path(config.folder), _sizes(config))
+    first = arrays["train"]
+    stream = StreamDescription(
+        "points",
+        first.embedding.shape[-1],
+        0 if first.fx is None else first.fx.shape[-1],
+        first.fields,
+    )
+    tokens = None if first.global_embedding is None else first.global_embedding.shape[1:]
+    splits = {
+        name: GridSplit(part.fx, part.embedding, part.target, part.global_embedding)
+        for name, part in arrays.items()
+    }
+    return Dataset(
+        splits, Description((stream,), None, tokens, structured_shape=first.structured_shape)
+    )
+
+
+def _load_store(config: StoreConfig) -> Dataset:
+    try:
+        from experiments.meshes.dataset import load_store
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"data.name=store: expected the extra `meshes` to be installed; got {error}"
+        ) from error
+    splits = load_store(config)
+    return Dataset(splits, splits["train"].description)

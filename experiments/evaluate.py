@@ -8,7 +8,7 @@ import jax
 from experiments import config as configs
 from experiments.checkpoints import Checkpoints
 from experiments.cli import one_line_errors
-from experiments.data import load_dataset
+from experiments.data import load_dataset, statistics_like
 from experiments.evaluation import evaluate_split, metrics_of
 from experiments.optimizer import make_optimizer
 from experiments.run import build_model, describe_mesh, make_device_mesh
@@ -34,7 +34,7 @@ def evaluate(folder: Path, overrides: list[str], which: str) -> dict:
     mesh = make_device_mesh(config.mesh)
     dataset = load_dataset(config.data)
     with jax.set_mesh(mesh):
-        model = build_model(config.model, dataset, config.train.seed)
+        model = build_model(config.model, dataset.description, config.train.seed)
         checkpoints = Checkpoints(folder, read_only=True)
         step = checkpoints.best() if which == "best" else checkpoints.latest()
         if step is None:
@@ -42,7 +42,7 @@ def evaluate(folder: Path, overrides: list[str], which: str) -> dict:
         like = abstract_state(
             model,
             make_optimizer(config.optimizer, config.train.steps),
-            dataset.statistics(),
+            statistics_like(dataset.description),
             config.train.seed,
             average=config.optimizer.ema_decay is not None,
         )

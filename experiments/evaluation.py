@@ -1,31 +1,34 @@
 """Errors of a model over a split of the data."""
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
 
 import parallel
+from experiments.batch import Statistics
 from experiments.batches import evaluation_batch_size, whole_batches
-from experiments.data import Dataset, Split, Statistics
+from experiments.data import Dataset, Split
+from experiments.field_errors import FieldErrors, on_host
 from parallel.points import to_host
+
+# Of coefficients: what spreads less is rounding, as the drag of a body in an ideal flow is.
+_LEAST_SPREAD = 1e-6
 
 
 class SplitResult(NamedTuple):
     """Result of a model on a split of n samples.
 
     Attributes:
-        relative_l1: error of each sample and field.
-        relative_l2: likewise.
+        errors: of each sample and field.
         quantities: predicted and true integrated quantities of each sample, by name.
-        predictions: those asked for, in physical units, by sample.
+        predictions: of each stream, of the samples asked for, in the units of the targets.
     """
 
-    relative_l1: Float[np.ndarray, "n C_out"]
-    relative_l2: Float[np.ndarray, "n C_out"]
+    errors: FieldErrors
     quantities: dict[str, Float[np.ndarray, "n 2"]]
-    predictions: dict[int, Float[np.ndarray, "N C_out"]]
+    predictions: dict[int, tuple[Float[np.ndarray, "N C_out"], ...]]
 
 
 def evaluate_split(
@@ -53,26 +56,26 @@ def evaluate_split(
     """
     errors, predictions, integrated = [], {}, {}
     for batch, indices in whole_batches(split, evaluation_batch_size(batch_size), structured_shape):
-        prediction, *both = evaluate(params, statistics, batch)
+        prediction, of_fields = evaluate(params, statistics, batch)
         # Not fetched yet: the host prepares the next batch while the devices work.
-        errors.append((both, len(indices)))
+        errors.append((of_fields, len(indices)))
         integrate = quantities and split.has_quantities
         if not integrate and not set(indices) & set(pictured):
             continue
         # Fetched whole: on several hosts all of them take part.
-        for index, fields in zip(indices, _on_host(prediction, structured_shape), strict=False):
-            fields = fields[: split.num_points(index)]
+        fetched = [_on_host(stream, structured_shape) for stream in prediction]
+        for row, index in enumerate(indices.tolist()):
+            fields = tuple(
+                stream[row, :count]
+                for stream, count in zip(fetched, split.num_points(index), strict=True)
+            )
             if index in pictured:
-                predictions[int(index)] = fields
+                predictions[index] = fields
             if integrate:
                 for name, pair in split.quantities(index, fields).items():
                     integrated.setdefault(name, []).append(pair)
-    relative_l1, relative_l2 = (
-        np.concatenate([to_host(both[order])[:count] for both, count in errors])
-        for order in range(2)
-    )
     pairs = {name: np.array(values) for name, values in integrated.items()}
-    return SplitResult(relative_l1, relative_l2, pairs, predictions)
+    return SplitResult(on_host(errors), pairs, predictions)
 
 
 def _on_host(prediction, structured_shape):
@@ -92,21 +95,49 @@ def metrics_of(result: SplitResult, dataset: Dataset) -> dict:
 
     Means over the samples; `test_relative_l2` is the mean over the fields too, and of it median
     and largest are given. Fields are told apart where there are several; integrated quantities have
-    their coefficient of determination, where their true values differ.
+    their mean and largest error, and their coefficient of determination where true values differ.
     """
-    of_samples = result.relative_l2.mean(1)
+    relative_l1, relative_l2 = result.errors.relative_l1, result.errors.relative_l2
+    of_samples = relative_l2.mean(1)
     metrics = {
         "test_relative_l2": float(of_samples.mean()),
         "test_relative_l2_median": float(np.median(of_samples)),
         "test_relative_l2_max": float(of_samples.max()),
-        "test_relative_l1": float(result.relative_l1.mean()),
+        "test_relative_l1": float(relative_l1.mean()),
         "test_samples": len(of_samples),
     }
     if len(dataset.fields) > 1:
         for i, field in enumerate(dataset.fields):
-            metrics[f"test_relative_l1_{field}"] = float(result.relative_l1[:, i].mean())
-            metrics[f"test_relative_l2_{field}"] = float(result.relative_l2[:, i].mean())
+            metrics[f"test_relative_l1_{field}"] = float(relative_l1[:, i].mean())
+            metrics[f"test_relative_l2_{field}"] = float(relative_l2[:, i].mean())
     for name, pairs in result.quantities.items():
-        if pairs[:, 1].std() > 0:
+        error = np.abs(pairs[:, 0] - pairs[:, 1])
+        metrics[f"test_mean_error_{name}"] = float(error.mean())
+        metrics[f"test_max_error_{name}"] = float(error.max())
+        if pairs[:, 1].std() > _LEAST_SPREAD:
             metrics[f"test_r2_{name}"] = r_squared(pairs)
     return metrics
+
+
+def field_table(errors: FieldErrors, fields: Sequence[str]) -> list[dict[str, Any]]:
+    """Errors field by field, and in total in the last row.
+
+    Relative errors are means over the samples, and in total over the fields too; absolute ones are
+    over all points, in the unit of the field, so that in total there are none.
+    """
+    relative_l1, relative_l2 = errors.relative_l1.mean(0), errors.relative_l2.mean(0)
+    columns = (relative_l1, relative_l2, errors.mean_absolute, errors.largest.max(0))
+    names = ("relative_l1", "relative_l2", "mean_absolute_error", "max_absolute_error", "r2")
+    rows = [
+        {"field": field, **dict(zip(names, map(float, values), strict=True))}
+        for field, *values in zip(fields, *columns, errors.r_squared, strict=True)
+    ]
+    one = len(fields) == 1
+    total = {
+        "relative_l1": float(relative_l1.mean()),
+        "relative_l2": float(relative_l2.mean()),
+        "mean_absolute_error": rows[0]["mean_absolute_error"] if one else None,
+        "max_absolute_error": rows[0]["max_absolute_error"] if one else None,
+        "r2": float(np.mean(errors.r_squared)),
+    }
+    return [*rows, {"field": "total", **total}]

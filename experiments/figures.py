@@ -7,7 +7,8 @@ import matplotlib
 import numpy as np
 from jaxtyping import Float
 
-from experiments.data import AirfoilSplit, Dataset
+from experiments.batch import Windows
+from experiments.data import AirfoilSplit, Dataset, GridSplit
 from experiments.files import write_atomically
 
 matplotlib.use("Agg")
@@ -19,18 +20,24 @@ _COLOUR_RANGE = (1, 99)
 
 
 def draw_predictions(
-    path: Path, dataset: Dataset, predictions: dict[int, Float[np.ndarray, "N C"]]
+    path: Path,
+    dataset: Dataset,
+    predictions: dict[int, tuple[Float[np.ndarray, "N C"], ...]],
 ) -> None:
     """Draws truth, prediction and error of some test samples as a PNG, by the kind of data.
 
     Args:
         path: the file to write.
         dataset: the data set.
-        predictions: predicted fields by the number of their sample.
+        predictions: predicted fields of each stream by the number of their sample; the first is
+            drawn.
     """
     split = dataset.splits["test"]
-    draw = _airfoil_panels if isinstance(split, AirfoilSplit) else _grid_panels
-    rows = [draw(dataset, index, fields) for index, fields in predictions.items()]
+    draw = _airfoil_panels if isinstance(split, AirfoilSplit) else _cloud_panels
+    # A grid of squares is one picture; one that bends is a cloud.
+    if isinstance(split, GridSplit) and split.embedding.ndim == 2:
+        draw = _grid_panels
+    rows = [draw(dataset, index, fields[0]) for index, fields in predictions.items()]
     columns = len(rows[0])
     figure, axes = plt.subplots(
         len(rows), columns, figsize=(13, 3 * len(rows)), squeeze=False,
@@ -59,7 +66,7 @@ def _grid_panels(dataset: Dataset, index: int, fields) -> list[tuple[str, Any]]:
     error, bound, relative = _errors(prediction, truth)
 
     def paint(values, **style):
-        grid = values.reshape(dataset.structured_shape).T
+        grid = values.reshape(dataset.description.structured_shape).T
         return lambda axis: axis.imshow(grid, origin="lower", extent=(0, 1, 0, 1), **style)
 
     return [
@@ -70,6 +77,32 @@ def _grid_panels(dataset: Dataset, index: int, fields) -> list[tuple[str, Any]]:
             f"error, relative L2 {relative:.3f}",
             paint(error, cmap="RdBu", vmin=-bound, vmax=bound),
         ),
+    ]
+
+
+def _cloud_panels(dataset: Dataset, index: int, fields) -> list[tuple[str, Any]]:
+    """Truth, prediction and error of the first field, seen along the shortest extent."""
+    count = len(dataset.description.streams)
+    windows = Windows((slice(None),) * count)
+    cloud = dataset.splits["test"].read(index, windows).clouds[0]
+    positions = cloud.embedding if cloud.positions is None else cloud.positions
+    seen = np.sort(np.argsort(-np.ptp(positions, axis=0), kind="stable")[:2])
+    across = positions[:, seen] if len(seen) == 2 else np.pad(positions, ((0, 0), (0, 1)))
+    name, truth, prediction = dataset.fields[0], cloud.target[:, 0], fields[:, 0]
+    error, bound, relative = _errors(prediction, truth)
+    low, high = np.percentile(truth, _COLOUR_RANGE)
+
+    def paint(values, **style):
+        def on(axis):
+            axis.set_aspect("equal")
+            return axis.scatter(*across.T, c=values, s=3, linewidths=0, **style)
+
+        return on
+
+    return [
+        (f"{name}, truth", paint(truth, vmin=low, vmax=high)),
+        ("prediction", paint(prediction, vmin=low, vmax=high)),
+        (f"error, relative L2 {relative:.3f}", paint(error, cmap="RdBu", vmin=-bound, vmax=bound)),
     ]
 
 

@@ -5,66 +5,79 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from experiments.data import Batch, Statistics
+from experiments.batch import Batch, Scale, Statistics, Stream, StreamStatistics
 from geotransolver_jax import GeoTransolver
 
-_COORDINATES = 3
+COORDINATES = 3
 
 
-def predict(model: nnx.Module, statistics: Statistics, batch: Batch) -> Float[Array, "B N C_out"]:
-    """The fields of a batch in physical units."""
-    output = model(**model_inputs(model, statistics, batch), point_mask=batch.point_mask)
-    output = output.astype(jnp.float32)
-    return output * statistics.target_deviation + statistics.target_mean
+def predict(
+    model: nnx.Module, statistics: Statistics, batch: Batch
+) -> tuple[Float[Array, "B N C_out"], ...]:
+    """The fields of each stream of a batch, in the units of the targets."""
+    masks = tuple(stream.mask for stream in batch.streams)
+    outputs = model(**model_inputs(model, statistics, batch), point_mask=_one_or_all(masks))
+    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+    return tuple(
+        of.target.restore(output.astype(jnp.float32))
+        for of, output in zip(statistics.streams, outputs, strict=True)
+    )
 
 
-def model_inputs(model: nnx.Module, statistics: Statistics, batch: Batch) -> dict[str, jax.Array]:
+def model_inputs(model: nnx.Module, statistics: Statistics, batch: Batch) -> dict:
     """The arguments of a model, normalized, by their names.
 
     FLARE and Transolver see input values and, for want of a better place, the global tokens at
-    every point; GeoTransolver sees positions and input values, with geometry and global tokens as
-    its context. Where it looks at neighbours, positions and geometry keep their own unit.
+    every point; GeoTransolver sees embedding and input values side by side as its local embedding,
+    with geometry and global tokens as its context. Where it looks at neighbours, coordinates and
+    geometry keep their own unit.
     """
-    fx = _normalized(statistics, batch, "fx")
-    embedding = _normalized(statistics, batch, "embedding")
-    tokens = _normalized(statistics, batch, "global_embedding")
+    tokens = _normalized(statistics.global_embedding, batch.global_embedding)
     if not isinstance(model, GeoTransolver):
-        values = [] if fx is None else [fx]
+        (stream,), (of,) = batch.streams, statistics.streams
+        embedding = of.embedding.normalize(stream.embedding)
+        values = [] if stream.fx is None else [of.fx.normalize(stream.fx)]
         if tokens is not None:
             flat = tokens.reshape(len(tokens), 1, -1)
             values.append(jnp.broadcast_to(flat, (*embedding.shape[:2], flat.shape[-1])))
+        # Where points have nothing but their places, these are values too.
+        values = values or [embedding]
         unified = getattr(model, "unified_pos", False)
         return {
             "fx": jnp.concatenate(values, axis=-1),
             "embedding": None if unified else embedding,
         }
 
-    values = [embedding] if fx is None else [embedding, fx]
-    inputs = {"local_embedding": jnp.concatenate(values, axis=-1), "global_embedding": tokens}
+    embeddings = map(local_embedding, statistics.streams, batch.streams)
+    inputs = {"local_embedding": _one_or_all(tuple(embeddings)), "global_embedding": tokens}
     if batch.geometry is not None:
-        inputs["geometry"] = _normalized(statistics, batch, "geometry")
+        inputs["geometry"] = statistics.geometry.normalize(batch.geometry)
         inputs["geometry_mask"] = batch.geometry_mask
     if model.include_local_features:
-        inputs["local_positions"] = batch.embedding
-        inputs["geometry"] = batch.geometry[..., :_COORDINATES]
-        inputs["neighborhoods"] = batch.neighborhoods
+        inputs["local_positions"] = _one_or_all(tuple(map(positions, batch.streams)))
+        inputs["geometry"] = batch.geometry[..., :COORDINATES]
+        found = tuple(stream.neighborhoods for stream in batch.streams)
+        inputs["neighborhoods"] = None if None in found else _one_or_all(found)
     return inputs
 
 
-def input_widths(dataset) -> dict[str, int | None]:
-    """Widths of the arrays of a data set, `None` for those that it lacks."""
-    train = dataset.splits["train"]
-    names = ("fx", "embedding", "target", "geometry", "global_embedding")
-    arrays = {name: getattr(train, name) for name in names}
-    widths = {name: None if x is None else x.shape[-1] for name, x in arrays.items()}
-    if arrays["global_embedding"] is not None:
-        widths["global_tokens"] = arrays["global_embedding"].shape[-2]
-    return widths
+def local_embedding(of: StreamStatistics, stream: Stream) -> Float[Array, "B N C"]:
+    """What GeoTransolver sees of the points of a stream."""
+    embedding = of.embedding.normalize(stream.embedding)
+    if stream.fx is None:
+        return embedding
+    return jnp.concatenate([embedding, of.fx.normalize(stream.fx)], axis=-1)
 
 
-def _normalized(statistics: Statistics, batch: Batch, name: str) -> jax.Array | None:
-    values = getattr(batch, name)
-    if values is None:
-        return None
-    mean, deviation = (getattr(statistics, f"{name}_{of}") for of in ("mean", "deviation"))
-    return (values - mean) / deviation
+def positions(stream: Stream) -> Float[Array, "B N 3"]:
+    """The coordinates by which neighbours are searched."""
+    return stream.embedding if stream.positions is None else stream.positions
+
+
+def _one_or_all(values: tuple):
+    """A model of one stream takes it alone."""
+    return values[0] if len(values) == 1 else values
+
+
+def _normalized(scale: Scale | None, values: jax.Array | None) -> jax.Array | None:
+    return None if values is None else scale.normalize(values)

@@ -8,12 +8,15 @@ from flax import nnx
 
 import parallel
 from experiments.data import Dataset
-from experiments.prediction import input_widths
+from experiments.description import Description
+from experiments.prediction import COORDINATES
 from experiments.schema import (
+    ExperimentConfig,
     FlareConfig,
     GeoTransolverConfig,
     MeshConfig,
     ModelConfig,
+    StoreConfig,
     TransolverConfig,
 )
 from flare_jax import FLARE
@@ -41,41 +44,85 @@ def make_device_mesh(config: MeshConfig) -> jax.sharding.Mesh:
     return parallel.make_mesh(config.data, config.points, config.heads)
 
 
-def build_model(config: ModelConfig, dataset: Dataset, seed: int) -> nnx.Module:
+def build_model(config: ModelConfig, data: Description, seed: int) -> nnx.Module:
     """Makes the model that a configuration names, its widths taken from the data.
 
     Raises:
         ValueError: arguments that do not fit together, the data or the mesh.
     """
-    widths = input_widths(dataset)
     arguments = dataclasses.asdict(config)
     for name in ("name", "structured", "concrete_dropout_weight"):
         arguments.pop(name, None)
-    arguments |= {"out_dim": widths["target"], "rngs": nnx.Rngs(params=seed, dropout=seed)}
+    arguments["rngs"] = nnx.Rngs(params=seed, dropout=seed)
     structured = getattr(config, "structured", False) or getattr(config, "unified_pos", False)
     if structured:
-        if dataset.structured_shape is None:
+        if data.structured_shape is None:
             raise ValueError("model.structured: expected False for data without a grid; got True")
-        arguments["structured_shape"] = dataset.structured_shape
+        arguments["structured_shape"] = data.structured_shape
     if isinstance(config, FlareConfig | TransolverConfig):
-        kind = FLARE if isinstance(config, FlareConfig) else Transolver
-        of_tokens = widths.get("global_tokens", 0) * (widths["global_embedding"] or 0)
-        return kind(
-            functional_dim=(widths["fx"] or 0) + of_tokens,
-            embedding_dim=None if config.unified_pos else widths["embedding"],
-            **arguments,
-        )
+        return _single_stream(config, data, arguments)
     if isinstance(config, GeoTransolverConfig):
-        geometry = widths["geometry"]
-        if config.include_local_features and geometry is not None:
-            geometry = widths["embedding"]
-        return GeoTransolver(
-            functional_dim=widths["embedding"] + (widths["fx"] or 0),
-            geometry_dim=geometry,
-            global_dim=widths["global_embedding"],
-            **arguments,
-        )
+        return _geotransolver(config, data, arguments)
     raise ValueError(f"model.name: no model {config.name!r}")
+
+
+def _single_stream(config, data: Description, arguments: dict) -> nnx.Module:
+    if len(data.streams) > 1:
+        raise ValueError(
+            f"model.name: expected geotransolver for the {len(data.streams)} streams of the data; "
+            f"got {config.name}"
+        )
+    (stream,) = data.streams
+    width = stream.fx + math.prod(data.global_embedding or (0,))
+    kind = FLARE if isinstance(config, FlareConfig) else Transolver
+    return kind(
+        functional_dim=width or stream.embedding,
+        out_dim=len(stream.fields),
+        embedding_dim=None if config.unified_pos else stream.embedding,
+        **arguments,
+    )
+
+
+def _geotransolver(config: GeoTransolverConfig, data: Description, arguments: dict) -> nnx.Module:
+    geometry = data.geometry
+    if config.include_local_features:
+        if geometry is None:
+            raise ValueError(
+                "model.include_local_features: expected False for data without a geometry; got True"
+            )
+        for stream in data.streams:
+            if not stream.positions and stream.embedding != min(geometry, COORDINATES):
+                raise ValueError(
+                    f"data.streams.{stream.name}.local_positions: expected coordinates, since "
+                    f"model.include_local_features=true and the embedding has {stream.embedding} "
+                    "columns; got null"
+                )
+        geometry = min(geometry, COORDINATES)
+    return GeoTransolver(
+        functional_dim=[stream.embedding + stream.fx for stream in data.streams],
+        out_dim=[len(stream.fields) for stream in data.streams],
+        geometry_dim=geometry,
+        global_dim=None if data.global_embedding is None else data.global_embedding[1],
+        **arguments,
+    )
+
+
+def cache_neighbors(config: ExperimentConfig, dataset: Dataset) -> None:
+    """Has the neighbours that a model looks at found once, where whole clouds of a store are read.
+
+    The splits hand them out from then on.
+    """
+    model, data = config.model, config.data
+    if not (isinstance(data, StoreConfig) and data.cache_neighbors):
+        return
+    if not getattr(model, "include_local_features", False):
+        return
+    from experiments.meshes.neighbor_cache import NeighborCache
+
+    for split in dataset.splits.values():
+        if not split.is_drawn:
+            radius, count = max(model.radii), max(model.neighbors_in_radius)
+            split.neighbors = NeighborCache(split, radius, count)
 
 
 def describe_mesh(mesh: jax.sharding.Mesh) -> str:

@@ -115,7 +115,8 @@ class DataConfig:
     """
 
     name: str = MISSING
-    train: int = 1000
+    # Of a store alone it may be null; a class that follows cannot widen a type.
+    train: int | None = 1000
     validation: int = 100
     test: int = 200
 
@@ -168,6 +169,132 @@ class AirfoilConfig(DataConfig):
     max_angle: float = 15.0
     seed: int = 0
     cache_dir: str = ".cache/flare_jax"
+
+
+@dataclass
+class BenchmarkConfig(DataConfig):
+    """The published files of a benchmark of the field, see `experiments.benchmark_files`.
+
+    Attributes:
+        problem: `elasticity`, `airfoil`, `pipe` or `plasticity`.
+        folder: where the files are.
+    """
+
+    name: str = "benchmark"
+    problem: str = "elasticity"
+    folder: str = "data"
+
+
+@dataclass
+class StreamConfig:
+    """One cloud that fields are predicted on; entries as `experiments.meshes.wiring` reads them.
+
+    Attributes:
+        embedding: positions of the points, and what else places them.
+        fx: input values at the points.
+        local_positions: coordinates for the search of neighbours; `null` where the embedding is
+            these.
+        targets: fields to predict.
+    """
+
+    embedding: list[str] = MISSING
+    fx: list[str] = field(default_factory=list)
+    local_positions: str | None = None
+    targets: list[str] = MISSING
+
+
+@dataclass
+class FrameConfig:
+    """Where a sample's coordinates begin and what they are measured in.
+
+    Attributes:
+        centroid: begin at the centroid of the surface.
+        length: reference length, a number or the name of one of the sample.
+    """
+
+    centroid: bool = False
+    length: str = "1.0"
+
+
+@dataclass
+class FreeStreamConfig:
+    """The undisturbed flow: numbers, or the names of numbers of the sample; SI units."""
+
+    density: str = "1.0"
+    velocity: str = "1.0"
+    pressure: str = "0.0"
+
+
+@dataclass
+class ForcesConfig:
+    """Force and moment coefficients of a surface, integrated from predicted fields.
+
+    Attributes:
+        stream: name of the stream of the surface.
+        pressure: its column of pressure; `null` for no forces.
+        shear: its vector of wall shear stress, if it is predicted.
+        inward: normals point into the body, and shear acts on the fluid, as OpenFOAM has them.
+        area: reference area, a number or the name of one of the sample.
+        length: reference length of moments, likewise.
+        directions: of the forces by their names; entries are numbers or names of numbers.
+        moments: axes of the moments by their names.
+        centre: point about which moments are taken.
+    """
+
+    stream: str = "surface"
+    pressure: str | None = None
+    shear: str | None = None
+    inward: bool = False
+    area: str = "1.0"
+    length: str = "1.0"
+    directions: dict[str, list[Any]] = field(default_factory=dict)
+    moments: dict[str, list[Any]] = field(default_factory=dict)
+    centre: list[Any] = field(default_factory=lambda: [0, 0, 0])
+
+
+@dataclass
+class StoreConfig(DataConfig):
+    """Simulations in a Zarr store, see `experiments.convert`.
+
+    Attributes:
+        path: the store; samples are shuffled and shared out over the splits.
+        validation_path: a store of the validation split instead.
+        test_path: likewise of the test split.
+        train: samples of a split; `null` for all that are left.
+        streams: the clouds that fields are predicted on, by name.
+        geometry: entries of the geometry.
+        global_embedding: numbers of the sample, by name.
+        resolution: points of a sample that a step of training sees, drawn anew each time; `null`
+            for all.
+        geometry_resolution: likewise of the geometry.
+        frame: frame of the coordinates.
+        free_stream: the undisturbed flow.
+        coefficients: what columns are over the free stream (`pressure`, `stress`, `velocity`), by
+            their names.
+        forces: force and moment coefficients.
+        cache_neighbors: find neighbours once, and keep them beside the store; where a model looks
+            at them and whole clouds are read.
+        seed: seed of the splits.
+    """
+
+    name: str = "store"
+    path: str = "store"
+    validation_path: str | None = None
+    test_path: str | None = None
+    train: int | None = None
+    validation: int = 1
+    test: int = 1
+    streams: dict[str, StreamConfig] = field(default_factory=dict)
+    geometry: list[str] = field(default_factory=list)
+    global_embedding: list[str] = field(default_factory=list)
+    resolution: int | None = None
+    geometry_resolution: int | None = None
+    frame: FrameConfig = field(default_factory=FrameConfig)
+    free_stream: FreeStreamConfig = field(default_factory=FreeStreamConfig)
+    coefficients: dict[str, str] = field(default_factory=dict)
+    forces: ForcesConfig = field(default_factory=ForcesConfig)
+    cache_neighbors: bool = True
+    seed: int = 0
 
 
 @dataclass
@@ -257,12 +384,19 @@ MODELS: dict[str, type[ModelConfig]] = {
     "geotransolver": GeoTransolverConfig,
     "geotransolver_fa": GeoTransolverConfig,
 }
-DATA: dict[str, type[DataConfig]] = {"darcy": DarcyConfig, "airfoil": AirfoilConfig}
+DATA: dict[str, type[DataConfig]] = {
+    "darcy": DarcyConfig,
+    "airfoil": AirfoilConfig,
+    "benchmark": BenchmarkConfig,
+    "store": StoreConfig,
+}
 
 
 OPTIMIZERS = ("adamw", "muon")
 SCHEDULES = ("one_cycle", "cosine", "constant")
 AIRFOIL_SHAPES = ("naca", "uiuc")
+BENCHMARKS = ("elasticity", "airfoil", "pipe", "plasticity")
+COEFFICIENTS = ("pressure", "stress", "velocity")
 _ABOVE_ZERO = (math.nextafter(0, 1), sys.float_info.max, "a positive number")
 _NOT_NEGATIVE = (0, sys.float_info.max, "a number of at least 0")
 _FRACTION = (0, math.nextafter(1, 0), "a number in [0, 1)")
@@ -275,6 +409,8 @@ _RANGES = {
     "data.train": _ABOVE_ZERO,
     "data.validation": _ABOVE_ZERO,
     "data.test": _ABOVE_ZERO,
+    "data.resolution": _ABOVE_ZERO,
+    "data.geometry_resolution": _ABOVE_ZERO,
     "data.points": _ABOVE_ZERO,
     "data.max_points": _ABOVE_ZERO,
     "data.surface_points": (32, sys.float_info.max, "a number of at least 32"),
@@ -316,6 +452,15 @@ def check_values(config: ExperimentConfig) -> None:
         check(f"model.{name}", getattr(config.model, name), ("float32", "bfloat16"))
     if isinstance(config.data, AirfoilConfig):
         check("data.shapes", config.data.shapes, AIRFOIL_SHAPES)
+    if isinstance(config.data, BenchmarkConfig):
+        check("data.problem", config.data.problem, BENCHMARKS)
+    if config.data.train is None and not isinstance(config.data, StoreConfig):
+        raise ValueError("data.train: expected a positive number; got None")
+    if isinstance(config.data, StoreConfig):
+        if not config.data.streams:
+            raise ValueError("data.streams: expected at least one stream; got none")
+        for column, kind in config.data.coefficients.items():
+            check(f"data.coefficients.{column}", kind, COEFFICIENTS)
     check("optimizer.name", config.optimizer.name, OPTIMIZERS)
     check("optimizer.schedule", config.optimizer.schedule, SCHEDULES)
     for name, value in flat(asdict(config)).items():

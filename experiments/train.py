@@ -25,15 +25,21 @@ from experiments.batches import Loader
 from experiments.checkpoints import Checkpoints
 from experiments.cli import StopSignals, one_line_errors
 from experiments.config_errors import explain, known_keys
-from experiments.data import Dataset, load_dataset
+from experiments.data import Dataset, load_dataset, statistics_like
 from experiments.evaluation import evaluate_split, metrics_of
 from experiments.figures import draw_predictions
 from experiments.files import write_json
 from experiments.logs import RunLog
 from experiments.optimizer import make_optimizer, make_schedule
-from experiments.run import build_model, count_parameters, describe_mesh, make_device_mesh
+from experiments.run import (
+    build_model,
+    cache_neighbors,
+    count_parameters,
+    describe_mesh,
+    make_device_mesh,
+)
 from experiments.schema import ExperimentConfig
-from experiments.training import initial_state, make_evaluation, make_step
+from experiments.training import abstract_state, initial_state, make_evaluation, make_step
 from geotransolver_jax.concrete_dropout import dropout_rates
 
 SUMMARY_FILE = "summary.json"
@@ -58,7 +64,7 @@ def train(config: ExperimentConfig, folder: Path) -> dict | None:
     """
     mesh = make_device_mesh(config.mesh)
     dataset = load_dataset(config.data)
-    _claim(folder, config)
+    _claim(folder, config, dataset)
     with jax.set_mesh(mesh), StopSignals() as signals:
         run = _Run(config, folder, dataset, mesh)
         try:
@@ -69,8 +75,8 @@ def train(config: ExperimentConfig, folder: Path) -> dict | None:
             run.checkpoints.close()
 
 
-def _claim(folder: Path, config: ExperimentConfig) -> None:
-    """Writes the configuration into the folder, or checks it against the one that is there."""
+def _claim(folder: Path, config: ExperimentConfig, dataset: Dataset) -> None:
+    """Writes configuration and description into the folder, or checks the one that is there."""
     if (folder / configs.CONFIG_FILE).is_file():
         changed = configs.difference(configs.load(folder), config)
         if changed:
@@ -80,6 +86,7 @@ def _claim(folder: Path, config: ExperimentConfig) -> None:
             )
         return
     folder.mkdir(parents=True, exist_ok=True)
+    dataset.description.save(folder)
     configs.save(config, folder)
 
 
@@ -90,15 +97,12 @@ class _Run:
         self, config: ExperimentConfig, folder: Path, dataset: Dataset, mesh: jax.sharding.Mesh
     ):
         self.config, self.folder, self.dataset, self.mesh = config, folder, dataset, mesh
-        self.model = build_model(config.model, dataset, config.train.seed)
+        self.model = build_model(config.model, dataset.description, config.train.seed)
+        cache_neighbors(config, dataset)
         self.optimizer = make_optimizer(config.optimizer, config.train.steps)
-        self.state = initial_state(
-            self.model,
-            self.optimizer,
-            dataset.statistics(),
-            config.train.seed,
-            average=config.optimizer.ema_decay is not None,
-        )
+        self.checkpoints = Checkpoints(folder, config.train.keep)
+        self.seconds = 0.0
+        latest = self.checkpoints.latest()
         self.loader = Loader(
             dataset.splits["train"],
             config.train.batch_size,
@@ -108,11 +112,20 @@ class _Run:
             self.model.structured_shape,
         )
         self.evaluate = make_evaluation(self.model)
-        self.checkpoints = Checkpoints(folder, config.train.keep)
-        self.seconds = 0.0
-        latest = self.checkpoints.latest()
-        if latest is not None:
-            self.state, extra = self.checkpoints.restore(latest, self.state)
+        average = config.optimizer.ema_decay is not None
+        arguments = (self.model, self.optimizer)
+        if latest is None:
+            self.state = initial_state(
+                *arguments, dataset.statistics(), config.train.seed, average=average
+            )
+        else:
+            like = abstract_state(
+                *arguments,
+                statistics_like(dataset.description),
+                config.train.seed,
+                average=average,
+            )
+            self.state, extra = self.checkpoints.restore(latest, like)
             self.loader.position = extra["loader"]
             self.seconds = extra["seconds"]
 
@@ -199,7 +212,7 @@ class _Run:
                     error = None
                     # Also when told to stop: a run that goes on would not come back to it.
                     if due:
-                        error = float(self.split("validation").relative_l2.mean())
+                        error = float(self.split("validation").errors.relative_l2.mean())
                         self.require_finite("validation error", error, step)
                         log.write(step, {"validation_relative_l2": error})
                     self.save(step, error)

@@ -12,7 +12,8 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float
 
-from experiments.data import Batch, Statistics
+from experiments.batch import Batch, Statistics
+from experiments.field_errors import field_errors
 from experiments.prediction import predict
 from geotransolver_jax.concrete_dropout import regularization_loss
 from parallel import masked_sum
@@ -48,19 +49,12 @@ class TrainState(NamedTuple):
 class StepMetrics(NamedTuple):
     """What a step reports: its loss, and the norm of the gradient before clipping.
 
-    The loss is the relative L2 error, the mean over samples and fields, and what is regularized.
+    The loss is the relative L2 error, the mean over samples and the fields of all streams, and what
+    is regularized.
     """
 
     loss: jax.Array
     gradient_norm: jax.Array
-
-
-def relative_l1(
-    prediction: Float[Array, "B N C"], target: Float[Array, "B N C"], point_mask=None
-) -> Float[Array, "B C"]:
-    """`sum |prediction - target| / sum |target|` of each sample and field, over its real points."""
-    sums = _sums(jnp.abs, prediction, target, point_mask)
-    return sums[..., 0] / jnp.maximum(sums[..., 1], jnp.finfo(sums.dtype).tiny)
 
 
 def relative_l2(
@@ -70,16 +64,11 @@ def relative_l2(
 
     A field that is zero everywhere is compared to the smallest normal number.
     """
-    sums = _sums(jnp.square, prediction, target, point_mask)
+    error = prediction.astype(jnp.float32) - target
+    sums = masked_sum(jnp.square(jnp.stack([error, target], axis=-1)), point_mask)
     # The tiny number keeps the gradient finite where a prediction is exact.
     norms = jnp.sqrt(sums + jnp.finfo(sums.dtype).tiny)
     return norms[..., 0] / norms[..., 1]
-
-
-def _sums(measure: Callable, prediction, target, point_mask) -> Float[Array, "B C 2"]:
-    """Sums over the points of a measure of the error, and of the target; one all-reduce."""
-    error = prediction.astype(jnp.float32) - target
-    return masked_sum(measure(jnp.stack([error, target], axis=-1)), point_mask)
 
 
 def abstract_state(
@@ -188,7 +177,13 @@ def make_step(
         model = nnx.merge(graph, params, jax.tree.map(lambda leaf: leaf, rest))
         nnx.reseed(model, dropout=key)
         prediction = predict(model, statistics, batch)
-        errors = relative_l2(prediction, batch.target, batch.point_mask)
+        errors = jnp.concatenate(
+            [
+                relative_l2(fields, stream.target, stream.mask)
+                for fields, stream in zip(prediction, batch.streams, strict=True)
+            ],
+            axis=-1,
+        )
         return errors.mean() + regularization * regularization_loss(model)
 
     def step(state: TrainState, batches: tuple[Batch, ...]) -> tuple[TrainState, StepMetrics]:
@@ -227,8 +222,8 @@ def make_evaluation(model: nnx.Module) -> Callable[[Any, Statistics, Batch], tup
     """Compiles the prediction of a batch, in evaluation mode, and its errors.
 
     Returns:
-        A function of weights, statistics and a batch: the prediction in physical units, and the
-        relative L1 and L2 errors of each sample and field.
+        A function of weights, statistics and a batch: the prediction of each stream in the units
+        of its targets, and the `FieldErrors` of all their fields.
     """
     graph, _, rest = nnx.split(model, nnx.Param, ...)
 
@@ -236,7 +231,10 @@ def make_evaluation(model: nnx.Module) -> Callable[[Any, Statistics, Batch], tup
         model = nnx.merge(graph, params, rest)
         model.eval()
         prediction = predict(model, statistics, batch)
-        arguments = prediction, batch.target, batch.point_mask
-        return prediction, relative_l1(*arguments), relative_l2(*arguments)
+        errors = [
+            field_errors(fields, stream.target, stream.mask)
+            for fields, stream in zip(prediction, batch.streams, strict=True)
+        ]
+        return prediction, jax.tree.map(lambda *of: jnp.concatenate(of, axis=-1), *errors)
 
     return jax.jit(evaluate)

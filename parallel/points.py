@@ -1,12 +1,12 @@
 """Point clouds and grids on the mesh: padding, placing, masks, and the way back to the host."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Shaped
 
 from parallel import mesh as mesh_lib
 from parallel.mesh import DATA, POINTS
@@ -169,6 +169,71 @@ def local_rows(batch: int) -> slice:
         for index in sharding.addressable_devices_indices_map((batch,)).values()
     ]
     return slice(min(start for start, _, _ in held), max(stop for _, stop, _ in held))
+
+
+def local_windows(batch: int, length: int) -> dict[int, slice]:
+    """Which points of which samples the devices of this process hold.
+
+    Args:
+        batch: samples of the whole batch.
+        length: points of a sample as it is padded; a multiple of the `points` axis.
+
+    Returns:
+        By the place of a sample in the batch, the least run of points that has all of them.
+
+    Raises:
+        ValueError: the batch does not divide over `data`.
+    """
+    _check_batch(batch)
+    sharding = mesh_lib.sharding(DATA, POINTS)
+    if sharding is None:
+        return {row: slice(0, length) for row in range(batch)}
+    windows: dict[int, slice] = {}
+    for rows, points in sharding.addressable_devices_indices_map((batch, length)).values():
+        start, stop, _ = points.indices(length)
+        for row in range(*rows.indices(batch)):
+            had = windows.get(row, slice(start, stop))
+            windows[row] = slice(min(start, had.start), max(stop, had.stop))
+    return dict(sorted(windows.items()))
+
+
+def place_windows(
+    samples: Mapping[int, Shaped[np.ndarray, "n *C"]],
+    windows: Mapping[int, slice],
+    batch: int,
+    length: int,
+    fill: float = 0,
+) -> Shaped[Array, "B N *C"]:
+    """Places a batch of which this process has only what its devices hold.
+
+    Args:
+        samples: the real points of each window, by the place of their sample in the batch.
+        windows: of `local_windows`; padding behind the real points of one is made here.
+        batch: samples of the whole batch.
+        length: points of a sample as it is padded.
+        fill: what padding is made of.
+
+    Returns:
+        The batch `(B, length, ...)`, laid out over `data` and `points`.
+    """
+    first = next(iter(samples.values()))
+    dtype = jax.dtypes.canonicalize_dtype(first.dtype)
+
+    def part_of(index):
+        rows, points = range(*index[0].indices(batch)), index[1].indices(length)
+        part = np.full((len(rows), points[1] - points[0], *first.shape[1:]), fill, dtype)
+        for i, row in enumerate(rows):
+            offset = windows[row].start
+            values = samples[row][points[0] - offset : points[1] - offset]
+            part[i, : len(values)] = values
+        return part
+
+    whole = (slice(None), slice(None))
+    if jax.sharding.get_abstract_mesh().empty:
+        return jnp.asarray(part_of(whole))
+    axes = (DATA, POINTS, *[None] * (first.ndim - 1))
+    shape = (batch, length, *first.shape[1:])
+    return jax.make_array_from_callback(shape, mesh_lib.sharding(*axes), part_of)
 
 
 def place(

@@ -209,12 +209,12 @@ def test_a_step_takes_as_long_as_what_limits_it():
 def test_a_plan_has_the_widths_that_it_is_told(name):
     config = read_config([f"model={name}", "model.n_hidden=16", "model.n_head=2"])
     widths = Widths(values=2, positions=3, fields=5, geometry=6, globals=2)
-    model = build_model(config.model, widths.dataset(), 0)
+    model = build_model(config.model, widths.description(), 0)
     with on_mesh(MESHES["points8"]):
         batch = widths.batch(2, 99, 31, neighbors=4)
-    assert batch.target.shape == (2, 104, 5)
+    assert batch.streams[0].target.shape == (2, 104, 5)
     assert batch.geometry.shape == (2, 32, 6)
-    assert batch.neighborhoods.of_geometry.indices.shape == (2, 32, 4)
+    assert batch.streams[0].neighborhoods.of_geometry.indices.shape == (2, 32, 4)
     shapes = [param.shape for param in jax.tree.leaves(model)]
     assert (16, 5) in shapes
 

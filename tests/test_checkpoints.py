@@ -12,8 +12,8 @@ import pytest
 from commands import assert_one_line
 from conftest import on_mesh, placed, small_flare
 
+from experiments.batch import Scale, Statistics, StreamStatistics
 from experiments.checkpoints import Checkpoints
-from experiments.data import Statistics
 from experiments.optimizer import make_optimizer
 from experiments.schema import OptimizerConfig
 from experiments.training import TrainState, abstract_state, initial_state
@@ -21,7 +21,10 @@ from experiments.training import TrainState, abstract_state, initial_state
 pytestmark = pytest.mark.usefixtures("compile_fast")
 
 NAN = float("nan")
-STATISTICS = Statistics(*(np.full(size, size, np.float32) for size in (2, 2, 3, 3, 2, 2)))
+FX, EMBEDDING, TARGET = (
+    Scale(np.full(size, size, np.float32), np.full(size, 1, np.float32)) for size in (2, 3, 2)
+)
+STATISTICS = Statistics((StreamStatistics(EMBEDDING, TARGET, FX),))
 OPTIMIZER = make_optimizer(OptimizerConfig(), steps=10)
 
 

@@ -89,6 +89,7 @@ def test_job_of_a_sweep_is_named_by_what_is_swept(overrides, arguments, name):
 def test_run_leaves_its_files_and_nothing_else(run):
     assert {path.name for path in run.iterdir()} == {
         "config.yaml",
+        "dataset.json",
         "summary.json",
         "predictions.png",
         "log.jsonl",

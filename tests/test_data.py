@@ -10,8 +10,10 @@ from commands import start, wait
 from conftest import on_mesh
 
 import parallel
+from experiments.batch import Statistics
 from experiments.batches import Loader, evaluation_batch_size, whole_batches
 from experiments.data import Dataset, GridSplit, load_dataset
+from experiments.description import Description, StreamDescription
 from experiments.schema import DarcyConfig, DataConfig
 
 SAMPLES, POINTS = 12, 5
@@ -26,7 +28,11 @@ def numbered(samples=SAMPLES, points=POINTS) -> GridSplit:
 
 def sample_numbers(batches, points=POINTS) -> list[int]:
     """Which samples the batches of `numbered` hold."""
-    return [int(value) // points for batch in batches for value in np.asarray(batch.fx)[:, 0, 0]]
+    return [
+        int(value) // points
+        for batch in batches
+        for value in np.asarray(batch.streams[0].fx)[:, 0, 0]
+    ]
 
 
 def loader(split=None, batch_size=4, accumulate=1, seed=0, threads=1) -> Loader:
@@ -46,43 +52,49 @@ def random_split(samples, seed, *, offset=0.0) -> GridSplit:
     return GridSplit(draw(samples, 7, 2), draw(7, 3), draw(samples, 7, 1))
 
 
-def test_statistics_are_those_of_the_training_split_alone():
+def of_split(split: GridSplit) -> Statistics:
+    stream = StreamDescription("points", split.embedding.shape[-1], split.fx.shape[-1], ("u",))
+    return Dataset({"train": split}, Description((stream,))).statistics()
+
+
+def test_statistics_are_those_of_all_points_of_all_samples():
     train = random_split(5, seed=0)
-    splits = {"train": train, "validation": random_split(4, seed=1, offset=100.0)}
-    splits["test"] = random_split(3, seed=2, offset=-100.0)
-    statistics = Dataset(splits, None, ("u",)).statistics()
+    (statistics,) = of_split(train).streams
     for name in ("fx", "embedding", "target"):
         values = getattr(train, name).astype(np.float64).reshape(-1, getattr(train, name).shape[-1])
-        mean, deviation = (
-            getattr(statistics, f"{name}_mean"),
-            getattr(statistics, f"{name}_deviation"),
-        )
+        mean, deviation = getattr(statistics, name)
         assert mean.dtype == deviation.dtype == np.float32
         # One rounding to float32.
         np.testing.assert_allclose(mean, values.mean(0), rtol=1e-6, atol=1e-7)
         np.testing.assert_allclose(deviation, values.std(0), rtol=1e-6)
 
 
+def test_statistics_are_those_of_the_training_split_alone():
+    stream = StreamDescription("points", 3, 2, ("u",))
+    splits = {"train": random_split(5, seed=0), "test": random_split(3, seed=2, offset=-100.0)}
+    statistics = Dataset(splits, Description((stream,))).statistics()
+    assert (abs(statistics.streams[0].fx.mean) < 1).all()
+
+
 def test_statistics_survive_a_large_offset():
-    train = random_split(50, seed=0, offset=1000.0)
-    statistics = Dataset({"train": train}, None, ("u",)).statistics()
-    np.testing.assert_allclose(statistics.fx_deviation, 1.0, rtol=0.1)
+    statistics = of_split(random_split(50, seed=0, offset=1000.0))
+    np.testing.assert_allclose(statistics.streams[0].fx.deviation, 1.0, rtol=0.1)
 
 
 @pytest.mark.parametrize("value", [0.0, 0.1, -1e6, 1e-20])
 def test_constant_channel_is_shifted_but_not_scaled(value):
     split = random_split(5, seed=0)
     split.fx[..., 1] = value
-    statistics = Dataset({"train": split}, None, ("u",)).statistics()
-    assert statistics.fx_mean[1] == np.float32(value)
-    assert statistics.fx_deviation[1] == 1
-    assert statistics.fx_deviation[0] != 1
+    scale = of_split(split).streams[0].fx
+    assert scale.mean[1] == np.float32(value)
+    assert scale.deviation[1] == 1
+    assert scale.deviation[0] != 1
 
 
 def test_darcy_data_set_has_its_splits_and_its_grid(tmp_path):
     config = DarcyConfig(resolution=8, train=5, validation=2, test=3, cache_dir=str(tmp_path))
     dataset = load_dataset(config)
-    assert dataset.structured_shape == (8, 8)
+    assert dataset.description.structured_shape == (8, 8)
     assert {name: len(split) for name, split in dataset.splits.items()} == {
         "train": 5,
         "validation": 2,
@@ -126,10 +138,11 @@ def test_every_epoch_has_every_sample_once_in_a_new_order():
 def test_samples_of_a_batch_keep_their_targets_and_positions():
     split = numbered()
     (batch,) = next(loader(split))
-    np.testing.assert_array_equal(batch.target, np.concatenate([batch.fx, -batch.fx], axis=-1))
-    for embedding in np.asarray(batch.embedding):
+    (stream,) = batch.streams
+    np.testing.assert_array_equal(stream.target, np.concatenate([stream.fx, -stream.fx], axis=-1))
+    for embedding in np.asarray(stream.embedding):
         np.testing.assert_array_equal(embedding, split.embedding)
-    assert np.asarray(batch.point_mask).all()
+    assert np.asarray(stream.mask).all()
 
 
 def test_accumulated_batches_are_those_that_would_come_one_by_one():
@@ -178,8 +191,8 @@ def test_batches_are_the_same_on_every_mesh():
         with on_mesh(axes):
             batches = loader()
             (batch,) = next(batches)
-            assert batch.fx.sharding.spec[:2] == ("data", "points")
-            assert np.asarray(batch.point_mask).sum() == 4 * POINTS
+            assert batch.streams[0].fx.sharding.spec[:2] == ("data", "points")
+            assert np.asarray(batch.streams[0].mask).sum() == 4 * POINTS
             assert sample_numbers([batch]) + take(batches, 2) == expected
 
 
@@ -189,7 +202,7 @@ def test_evaluation_counts_every_sample_once(samples, axes):
     with on_mesh(axes):
         counted = []
         for batch, indices in whole_batches(numbered(samples), 4, None):
-            assert batch.fx.shape[0] == 4
+            assert batch.streams[0].fx.shape[0] == 4
             counted += sample_numbers([batch])[: len(indices)]
     assert counted == list(range(samples))
 
@@ -203,8 +216,8 @@ def test_rows_of_a_grid_are_padded_whole():
     split = numbered(samples=4, points=15)
     with on_mesh(dict(points=4)):
         (batch, _), *_ = whole_batches(split, 4, (5, 3))
-        assert batch.fx.shape == (4, 24, 1)
-        np.testing.assert_array_equal(batch.point_mask, np.arange(24) < np.full((4, 1), 15))
+        assert batch.streams[0].fx.shape == (4, 24, 1)
+        np.testing.assert_array_equal(batch.streams[0].mask, np.arange(24) < np.full((4, 1), 15))
 
 
 def test_one_process_holds_every_row():
@@ -254,7 +267,7 @@ def test_each_process_places_its_rows_where_they_belong(processes):
 
 def test_sums_over_a_batch_of_two_processes_are_those_of_one(processes):
     order = loader(two_processes.split())
-    batches = [np.asarray(next(order)[0].fx, np.float64) for _ in range(3)]
+    batches = [np.asarray(next(order)[0].streams[0].fx, np.float64) for _ in range(3)]
     for process in processes:
         # Sums of small integers: exact in float32.
         np.testing.assert_array_equal(process["sums"], [batch.sum((1, 2)) for batch in batches])

@@ -3,24 +3,14 @@
 import numpy as np
 import pytest
 
-pytest.importorskip("zarr")
-
-from experiments.meshes.moments import Moments, moments_of
-from experiments.meshes.store import Store, create_store, write_sample
-
-
-@pytest.fixture
-def path(tmp_path):
-    create_store(tmp_path / "store")
-    return tmp_path / "store"
+from experiments.moments import Moments
 
 
 @pytest.mark.parametrize("block", [1, 7, 1000, 5000])
-def test_blocks_change_nothing(block, path):
+def test_blocks_change_nothing(block):
     # Absolute pressures: their spread is in the last digits of float32.
     rows = (1e5 + np.random.default_rng(0).standard_normal((1000, 2))).astype(np.float32)
-    write_sample(path, "a", {"p": rows}, {})
-    moments = moments_of(Store(path).sample("a"), "p", block)
+    moments = Moments.of_blocks(rows.__getitem__, len(rows), block)
     exact = rows.astype(np.float64)
     assert moments.count == 1000
     np.testing.assert_allclose(moments.mean, exact.mean(0), rtol=1e-15)
@@ -44,14 +34,3 @@ def test_sets_of_different_size_merge_in_any_order():
 
 def test_a_vector_is_one_column():
     assert Moments.of(np.arange(5)).mean.shape == (1,)
-
-
-def test_values_that_are_missing_or_not_finite_are_named(path):
-    write_sample(path, "a", {"p": np.array([1.0, np.nan, 2.0]), "none": np.zeros((0, 3))}, {})
-    sample = Store(path).sample("a")
-    with pytest.raises(ValueError, match=r"array 'p': expected finite values; got 1 .* from row 0"):
-        moments_of(sample, "p")
-    with pytest.raises(ValueError, match="array 'none': expected values; got none"):
-        moments_of(sample, "none")
-    with pytest.raises(ValueError, match="expected an array 'q'; has none, p"):
-        moments_of(sample, "q")

@@ -20,9 +20,9 @@ SAMPLES, POINTS, BATCH = 10, 5, 4
 class RecordingSplit(GridSplit):
     """A split that remembers which samples were asked of it."""
 
-    def take(self, indices):
-        self.__dict__.setdefault("taken", []).append(indices.tolist())
-        return super().take(indices)
+    def read(self, index, windows, seeds=(0,)):
+        self.__dict__.setdefault("taken", []).append(index)
+        return super().read(index, windows, seeds)
 
 
 def split() -> RecordingSplit:
@@ -45,13 +45,13 @@ def held(array: jax.Array) -> list:
 @jax.jit
 def masked_sums(batch):
     """The sum over the real points of each sample: a reduction over devices of one process."""
-    return parallel.masked_sum(batch.fx, batch.point_mask)[:, 0]
+    return parallel.masked_sum(batch.streams[0].fx, batch.streams[0].mask)[:, 0]
 
 
 @jax.jit
 def total(batch):
     """The sum over the real points of all samples: a reduction over both processes."""
-    return parallel.masked_sum(batch.fx, batch.point_mask).sum()
+    return parallel.masked_sum(batch.streams[0].fx, batch.streams[0].mask).sum()
 
 
 def main(port: str, rank: str) -> None:
@@ -67,12 +67,12 @@ def main(port: str, rank: str) -> None:
         counted = list(whole_batches(evaluated, BATCH, None))
         report = {
             "rows": [rows.start, rows.stop],
-            "taken": trained.taken[:3],
-            "held": held(batches[0].fx),
-            "shape": batches[0].fx.shape,
+            "taken": np.reshape(trained.taken, (-1, 2))[:3].tolist(),
+            "held": held(batches[0].streams[0].fx),
+            "shape": batches[0].streams[0].fx.shape,
             "sums": [to_host(masked_sums(batch)).tolist() for batch in batches],
             "totals": [float(total(batch)) for batch in batches],
-            "evaluated": evaluated.taken,
+            "evaluated": np.reshape(evaluated.taken, (-1, 2)).tolist(),
             "evaluated_sums": [
                 to_host(masked_sums(b))[: len(found)].tolist() for b, found in counted
             ],

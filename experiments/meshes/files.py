@@ -130,18 +130,30 @@ def field_names(mesh: pyvista.DataSet) -> dict[str, str]:
     return dict(sorted(names.items()))
 
 
-def sample_surface(path: Path, mesh: pyvista.DataSet, fields: Sequence[str] | None) -> Sampled:
+def surface_of(mesh: pyvista.DataSet) -> pyvista.PolyData:
+    """A surface as one of polygons."""
+    return mesh if isinstance(mesh, pyvista.PolyData) else mesh.extract_surface()
+
+
+def sample_surface(
+    path: Path,
+    mesh: pyvista.DataSet,
+    fields: Sequence[str] | None,
+    *,
+    on_cells: bool = True,
+) -> Sampled:
     """A surface where its fields lie, with normals and areas.
 
     Args:
         path: where it was read from, for messages.
         mesh: the surface, of triangles, polygons or both.
         fields: names of the fields in order; by default all.
+        on_cells: where a mesh without fields is sampled: at its cells, or at its points.
 
     Raises:
         ValueError: the surface has no faces, or a field is missing or not finite.
     """
-    surface = mesh if isinstance(mesh, pyvista.PolyData) else mesh.extract_surface()
+    surface = surface_of(mesh)
     if surface.n_faces == 0:
         raise ValueError(f"{path}: expected a surface with faces; got none")
     surface = surface.compute_cell_sizes(length=False, area=True, volume=False)
@@ -152,7 +164,7 @@ def sample_surface(path: Path, mesh: pyvista.DataSet, fields: Sequence[str] | No
         consistent_normals=False,
         auto_orient_normals=False,
     )
-    on_cells, columns, names = _fields(path, surface, fields)
+    on_cells, columns, names = _fields(path, surface, fields, on_cells)
     areas = np.asarray(surface.cell_data["Area"])
     if on_cells:
         positions = surface.cell_centers().points
@@ -183,13 +195,19 @@ def _faces_of_one_length(surface: pyvista.PolyData, values: np.ndarray):
         yield corners[offsets[chosen][:, None] + np.arange(length)], values[chosen]
 
 
-def sample_volume(path: Path, mesh: pyvista.DataSet, fields: Sequence[str] | None) -> Sampled:
+def sample_volume(
+    path: Path,
+    mesh: pyvista.DataSet,
+    fields: Sequence[str] | None,
+    *,
+    on_cells: bool = True,
+) -> Sampled:
     """A volume where its fields lie, with the volumes of its cells; arguments as `sample_surface`.
 
     Raises:
         ValueError: a field is missing or not finite.
     """
-    on_cells, columns, names = _fields(path, mesh, fields)
+    on_cells, columns, names = _fields(path, mesh, fields, on_cells)
     if on_cells:
         positions = mesh.cell_centers().points
         sizes = mesh.compute_cell_sizes(length=False, area=False, volume=True).cell_data["Volume"]
@@ -205,8 +223,7 @@ def read_geometry(path: Path) -> Geometry:
         ValueError: see `read_mesh`; or there is no triangle of any area.
     """
     mesh = read_mesh(path)
-    surface = mesh if isinstance(mesh, pyvista.PolyData) else mesh.extract_surface()
-    surface = surface.triangulate()
+    surface = surface_of(mesh).triangulate()
     if surface.n_faces == 0:
         raise ValueError(f"{path}: expected a surface with triangles; got none")
     faces = surface.regular_faces
@@ -221,7 +238,7 @@ def read_geometry(path: Path) -> Geometry:
 
 
 def _fields(
-    path: Path, mesh: pyvista.DataSet, fields: Sequence[str] | None
+    path: Path, mesh: pyvista.DataSet, fields: Sequence[str] | None, on_cells: bool
 ) -> tuple[bool, Float32[np.ndarray, "N C"], tuple[str, ...]]:
     """Whether a mesh is sampled at its cells, and its fields there.
 
@@ -237,7 +254,8 @@ def _fields(
             raise ValueError(
                 f"{path}: expected a field {name!r}; has {', '.join(map(repr, there)) or 'none'}"
             )
-    on_cells = not wanted or any(there[name] == "cells" for name in wanted)
+    if wanted:
+        on_cells = any(there[name] == "cells" for name in wanted)
     if on_cells and any(there[name] == "points" for name in wanted):
         mesh = mesh.point_data_to_cell_data(pass_point_data=False)
     arrays = {

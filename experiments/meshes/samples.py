@@ -7,12 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyvista
 
 from experiments.cli import one_line
 from experiments.meshes import files
+from experiments.meshes.arrays import ARRAY_ENDINGS, read_arrays
+from experiments.meshes.features import signed_distance
 
 # Numbers of a sample may stand beside its files.
 PARAMETERS = "parameters.json"
+ENDINGS = (*files.MESH_ENDINGS, *ARRAY_ENDINGS)
+# Arrays of these kinds have one row a point, and go through one order.
+_KINDS = ("surface", "volume", "stl")
+_NOT_OF_POINTS = ("stl_coordinates",)
 
 
 @dataclass(frozen=True)
@@ -24,28 +31,52 @@ class Source:
         meshes: surfaces and volumes with fields.
         geometry: STL files.
         parameters: file of its numbers, or `None`.
+        arrays: files of arrays that have the names of a store.
     """
 
     name: str
-    meshes: tuple[Path, ...]
+    meshes: tuple[Path, ...] = ()
     geometry: tuple[Path, ...] = ()
     parameters: Path | None = None
+    arrays: tuple[Path, ...] = ()
+
+    @classmethod
+    def of(cls, name: str, paths: Sequence[Path]) -> "Source":
+        """The files among some paths, by their endings."""
+        ending = {path: path.suffix.lower() for path in paths}
+        parameters = [path for path in paths if path.name in (PARAMETERS, f"{name}.json")]
+        return cls(
+            name,
+            tuple(
+                path
+                for path in paths
+                if ending[path] in files.MESH_ENDINGS and ending[path] != ".stl"
+            ),
+            tuple(path for path in paths if ending[path] == ".stl"),
+            parameters[0] if parameters else None,
+            tuple(path for path in paths if ending[path] in ARRAY_ENDINGS),
+        )
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to read."""
+        return not (self.meshes or self.geometry or self.arrays)
 
     def signature(self) -> list[list[Any]]:
         """What tells whether a file has changed: its name, size and time of change."""
-        paths = [*self.meshes, *self.geometry]
+        paths = [*self.meshes, *self.geometry, *self.arrays]
         paths += [] if self.parameters is None else [self.parameters]
         return [[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in paths]
 
 
 def find_samples(folder: Path) -> list[Source]:
-    """The samples of a folder: one a subfolder that holds mesh files, or one a file name.
+    """The samples of a folder: one a subfolder that holds files of samples, or one a file name.
 
     Files of one name and different endings, as `7.vtp` and `7.stl`, belong together.
 
     Raises:
         FileNotFoundError: there is no such folder.
-        ValueError: it holds no mesh files.
+        ValueError: it holds no such files.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -60,24 +91,28 @@ def find_samples(folder: Path) -> list[Source]:
                 groups.setdefault(path.name, []).extend(sorted(path.iterdir()))
         else:
             groups.setdefault(path.stem, []).append(path)
-    sources = [_source(name, paths) for name, paths in groups.items()]
-    sources = [source for source in sources if source.meshes or source.geometry]
+    sources = [Source.of(name, paths) for name, paths in groups.items()]
+    sources = [source for source in sources if not source.is_empty]
     if not sources:
         raise ValueError(
-            f"{folder}: expected files ending in one of {', '.join(files.MESH_ENDINGS)}; got none"
+            f"{folder}: expected files ending in one of {', '.join(ENDINGS)}; got none"
         )
     return sources
 
 
-def _source(name: str, paths: Sequence[Path]) -> Source:
-    known = [path for path in paths if path.suffix.lower() in files.MESH_ENDINGS]
-    parameters = [path for path in paths if path.name in (PARAMETERS, f"{name}.json")]
-    return Source(
-        name,
-        tuple(path for path in known if path.suffix.lower() != ".stl"),
-        tuple(path for path in known if path.suffix.lower() == ".stl"),
-        parameters[0] if parameters else None,
-    )
+@dataclass(frozen=True)
+class Part:
+    """One mesh of a sample.
+
+    Attributes:
+        path: of its file.
+        mesh: as it was sampled: a surface is one of polygons.
+        sampled: where its fields lie.
+    """
+
+    path: Path
+    mesh: pyvista.DataSet
+    sampled: files.Sampled
 
 
 @dataclass
@@ -86,17 +121,47 @@ class Contents:
 
     Attributes:
         arrays: by the names of the store.
-        attributes: names of the fields' columns, and the numbers of the sample.
+        attributes: names of the fields' columns, where they lie, and the numbers of the sample.
+        parts: meshes of each kind, `surface` and `volume`, in the order of their rows.
     """
 
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
     attributes: dict[str, Any] = field(default_factory=dict)
+    parts: dict[str, list[Part]] = field(default_factory=dict)
+
+    def shuffle(self, seed: int) -> None:
+        """Puts the points of each kind into a random order.
+
+        Any run of rows then is a random subset, which can be read without the rest.
+        """
+        generator = np.random.default_rng(seed)
+        shuffled = []
+        for kind in _KINDS:
+            names = [
+                array
+                for array in self.arrays
+                if array.startswith(f"{kind}_") and array not in _NOT_OF_POINTS
+            ]
+            # Three corners a triangle stand one after another.
+            rows = {len(self.arrays[name]) / (3 if name == "stl_faces" else 1) for name in names}
+            if len(rows) != 1:
+                continue
+            order = generator.permutation(int(rows.pop()))
+            for name in names:
+                values = self.arrays[name]
+                split = values.reshape(len(order), -1) if name == "stl_faces" else values
+                self.arrays[name] = split[order].reshape(values.shape)
+            shuffled.append(kind)
+        self.attributes["shuffled"] = shuffled
 
 
 def read_sample(
     source: Source,
     surface_fields: Sequence[str] | None = None,
     volume_fields: Sequence[str] | None = None,
+    *,
+    on_cells: bool = True,
+    distances: bool = True,
 ) -> Contents:
     """Reads the files of a sample.
 
@@ -106,43 +171,58 @@ def read_sample(
         source: the files.
         surface_fields: names of the fields of surfaces, in order; by default all.
         volume_fields: likewise of volumes.
+        on_cells: where a mesh without fields is sampled: at its cells, or at its points.
+        distances: compute signed distances of a volume's points from the STL, where there is one.
 
     Raises:
         ValueError: a file cannot be read, lacks a field, has a value that is not finite, or has
             other fields than one of its kind; see `experiments.meshes.files`.
     """
     contents = Contents()
-    surfaces, volumes = [], []
     for path in source.meshes:
         mesh = files.read_mesh(path)
         if files.is_volume(mesh):
-            volumes.append((path, files.sample_volume(path, mesh, volume_fields)))
+            sampled = files.sample_volume(path, mesh, volume_fields, on_cells=on_cells)
+            contents.parts.setdefault("volume", []).append(Part(path, mesh, sampled))
         else:
-            surfaces.append((path, files.sample_surface(path, mesh, surface_fields)))
-    if surfaces:
-        _put(contents, "surface", surfaces)
-        contents.arrays["surface_normals"] = np.concatenate([s.normals for _, s in surfaces])
-        contents.arrays["surface_areas"] = np.concatenate([s.sizes for _, s in surfaces])
-    if volumes:
-        _put(contents, "volume", volumes)
-        contents.arrays["volume_sizes"] = np.concatenate([v.sizes for _, v in volumes])
+            surface = files.surface_of(mesh)
+            sampled = files.sample_surface(path, surface, surface_fields, on_cells=on_cells)
+            contents.parts.setdefault("surface", []).append(Part(path, surface, sampled))
+    for kind, parts in contents.parts.items():
+        _put(contents, kind, parts)
     if source.geometry:
         _put_geometry(contents, [files.read_geometry(path) for path in source.geometry])
+    if distances and "volume" in contents.parts and source.geometry:
+        distance, direction = signed_distance(
+            contents.arrays["stl_coordinates"],
+            contents.arrays["stl_faces"].reshape(-1, 3),
+            contents.arrays["volume_mesh_centers"],
+        )
+        contents.arrays |= {"volume_signed_distance": distance, "volume_direction": direction}
+    for path in source.arrays:
+        _put_arrays(contents, path)
     contents.attributes |= _numbers(source.parameters)
     return contents
 
 
-def _put(contents: Contents, kind: str, sampled: list[tuple[Path, files.Sampled]]) -> None:
-    first_path, first = sampled[0]
-    for path, other in sampled[1:]:
-        if other.names != first.names:
+def _put(contents: Contents, kind: str, parts: list[Part]) -> None:
+    sampled = [part.sampled for part in parts]
+    for part in parts[1:]:
+        if part.sampled.names != sampled[0].names:
             raise ValueError(
-                f"{path}: expected the fields of {first_path.name}, {', '.join(first.names)}; "
-                f"got {', '.join(other.names) or 'none'}"
+                f"{part.path}: expected the fields of {parts[0].path.name}, "
+                f"{', '.join(sampled[0].names)}; got {', '.join(part.sampled.names) or 'none'}"
             )
-    contents.arrays[f"{kind}_mesh_centers"] = np.concatenate([s.positions for _, s in sampled])
-    contents.arrays[f"{kind}_fields"] = np.concatenate([s.fields for _, s in sampled])
-    contents.attributes[f"{kind}_field_names"] = list(first.names)
+    contents.arrays[f"{kind}_mesh_centers"] = np.concatenate([s.positions for s in sampled])
+    contents.arrays[f"{kind}_fields"] = np.concatenate([s.fields for s in sampled])
+    contents.attributes[f"{kind}_field_names"] = list(sampled[0].names)
+    contents.attributes[f"{kind}_on_cells"] = all(s.on_cells for s in sampled)
+    sizes = np.concatenate([s.sizes for s in sampled])
+    if kind == "surface":
+        contents.arrays["surface_normals"] = np.concatenate([s.normals for s in sampled])
+        contents.arrays["surface_areas"] = sizes
+    else:
+        contents.arrays["volume_sizes"] = sizes
 
 
 def _put_geometry(contents: Contents, parts: list[files.Geometry]) -> None:
@@ -154,6 +234,15 @@ def _put_geometry(contents: Contents, parts: list[files.Geometry]) -> None:
         "stl_centers": np.concatenate([part.centers for part in parts]),
         "stl_areas": np.concatenate([part.areas for part in parts]),
     }
+
+
+def _put_arrays(contents: Contents, path: Path) -> None:
+    arrays, numbers, names = read_arrays(path)
+    for name in arrays:
+        if name in contents.arrays:
+            raise ValueError(f"{path}: array {name!r}: expected one of this name; got another")
+    contents.arrays |= arrays
+    contents.attributes |= numbers | names
 
 
 def _numbers(path: Path | None) -> dict[str, float]:

@@ -13,11 +13,11 @@ import shutil
 import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import zarr
-from jaxtyping import Shaped
+from jaxtyping import Float64, Shaped
 
 from experiments.cli import one_line
 
@@ -25,6 +25,35 @@ _CHUNK_POINTS = 2**13
 _CHUNKS_A_FILE = 2**7
 _PARTIAL = ".partial-"
 _COMPLETE = "complete"
+
+
+class Arrays(Protocol):
+    """The arrays and numbers of one sample, in a store or in memory.
+
+    Attributes:
+        path: where they come from, for messages.
+        names: of the arrays, in order.
+        attributes: names of the fields' columns, and numbers.
+    """
+
+    path: Path
+    names: tuple[str, ...]
+    attributes: Mapping[str, Any]
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of an array."""
+
+    def read(self, name: str, rows: slice = slice(None)) -> Shaped[np.ndarray, "n *C"]:
+        """Rows of an array."""
+
+    def read_rows(self, name: str, rows: Shaped[np.ndarray, " n"]) -> Shaped[np.ndarray, "n *C"]:
+        """Rows of an array by their numbers."""
+
+    def numbers(self, name: str) -> Float64[np.ndarray, " k"]:
+        """Numbers of the whole sample."""
+
+    def number(self, name: str) -> float:
+        """A number of the whole sample."""
 
 
 class StoredSample:
@@ -90,11 +119,11 @@ class StoredSample:
         result[order] = values
         return result
 
-    def number(self, name: str) -> float:
-        """A number of the whole sample, an array of one value or an attribute.
+    def numbers(self, name: str) -> Float64[np.ndarray, " k"]:
+        """Numbers of the whole sample, a small array or an attribute.
 
         Raises:
-            ValueError: there is none of this name, or it is no single finite number.
+            ValueError: there are none of this name, or they are no finite numbers.
         """
         if name in self._arrays:
             values = np.ravel(self.read(name, slice(None) if self.shape(name) else ()))
@@ -105,9 +134,17 @@ class StoredSample:
                 f"{self.path}: expected {name!r} as an array or an attribute; has arrays "
                 f"{', '.join(self.names)} and attributes {', '.join(self.attributes) or 'none'}"
             )
-        if values.size != 1 or values.dtype.kind not in "fiu" or not np.isfinite(values).all():
-            raise ValueError(f"{self.path}: {name!r}: expected one finite number; got {values}")
-        return float(values[0])
+        if not values.size or values.dtype.kind not in "fiu" or not np.isfinite(values).all():
+            raise ValueError(f"{self.path}: {name!r}: expected finite numbers; got {values}")
+        return values.astype(np.float64)
+
+    def number(self, name: str) -> float:
+        """The one number of this name.
+
+        Raises:
+            ValueError: see `numbers`; or there are several.
+        """
+        return one_number(self, name)
 
     def _array(self, name: str) -> zarr.Array:
         if name not in self._arrays:
@@ -115,6 +152,77 @@ class StoredSample:
                 f"{self.path}: expected an array {name!r}; has {', '.join(self.names)}"
             )
         return self._arrays[name]
+
+
+class HeldSample:
+    """Arrays in memory, read like those of a store.
+
+    Attributes:
+        path: where they come from, for messages.
+        attributes: names of the fields' columns, and numbers.
+    """
+
+    def __init__(self, path: Path, arrays: Mapping[str, np.ndarray], attributes: Mapping[str, Any]):
+        """Keeps them as they are."""
+        self.path, self.attributes, self._held = path, attributes, dict(arrays)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the arrays."""
+        return tuple(sorted(self._held))
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of an array.
+
+        Raises:
+            ValueError: there is no such array.
+        """
+        return self._array(name).shape
+
+    def read(self, name: str, rows: slice = slice(None)) -> Shaped[np.ndarray, "n *C"]:
+        """Rows of an array."""
+        return self._array(name)[rows]
+
+    def read_rows(self, name: str, rows: Shaped[np.ndarray, " n"]) -> Shaped[np.ndarray, "n *C"]:
+        """Rows of an array by their numbers."""
+        return self._array(name)[rows]
+
+    def numbers(self, name: str) -> Float64[np.ndarray, " k"]:
+        """Numbers of the whole sample, a small array or an attribute.
+
+        Raises:
+            ValueError: there are none of this name.
+        """
+        if name not in self._held and name not in self.attributes:
+            raise ValueError(
+                f"{self.path}: expected a number {name!r}; has "
+                f"{', '.join((*self.names, *self.attributes)) or 'none'}"
+            )
+        source = self._held if name in self._held else self.attributes
+        return np.ravel(source[name]).astype(np.float64)
+
+    def number(self, name: str) -> float:
+        """The one number of this name."""
+        return one_number(self, name)
+
+    def _array(self, name: str) -> np.ndarray:
+        if name not in self._held:
+            raise ValueError(
+                f"{self.path}: expected an array {name!r}; has {', '.join(self.names) or 'none'}"
+            )
+        return self._held[name]
+
+
+def one_number(arrays: Arrays, name: str) -> float:
+    """The one number of this name.
+
+    Raises:
+        ValueError: there are several, or none.
+    """
+    values = arrays.numbers(name)
+    if values.size != 1:
+        raise ValueError(f"{arrays.path}: {name!r}: expected one finite number; got {values}")
+    return float(values[0])
 
 
 class Store:

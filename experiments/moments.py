@@ -4,15 +4,15 @@ Exact whatever the blocks: means and squared deviations of two sets merge withou
 large sums (Chan, Golub and LeVeque, The American Statistician 37(3), 1983).
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import jax
 import numpy as np
 from jaxtyping import Float, Float64
 
-from experiments.meshes.store import StoredSample
-
-# Rows that are read at a time.
-_BLOCK = 2**20
+# Rows that are worked on at a time.
+BLOCK = 2**20
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,17 @@ class Moments:
         squares = np.square(rows - mean).sum(0)
         return cls(len(rows), mean, squares, rows.min(0), rows.max(0))
 
+    @classmethod
+    def of_blocks(
+        cls, read: Callable[[slice], Float[np.ndarray, "n *C"]], total: int, block: int = BLOCK
+    ) -> "Moments":
+        """Those of `total` rows, at least one, of which `read` hands out any slice."""
+        moments = None
+        for start in range(0, total, block):
+            these = cls.of(read(slice(start, min(start + block, total))))
+            moments = these if moments is None else moments.merge(these)
+        return moments
+
     def merge(self, other: "Moments") -> "Moments":
         """Those of the rows of both."""
         count = self.count + other.count
@@ -59,23 +70,29 @@ class Moments:
         return np.sqrt(self.squares / self.count)
 
 
-def moments_of(sample: StoredSample, name: str, block: int = _BLOCK) -> Moments:
-    """Those of an array of a sample, read block by block.
+def over_processes(moments: Sequence[Moments] | None, widths: Sequence[int]) -> Sequence[Moments]:
+    """Moments of the rows of all processes, from those of each.
 
-    Raises:
-        ValueError: the sample has no such array, it is empty, or has a value that is not finite.
+    Args:
+        moments: of this process; `None` where it has no rows.
+        widths: columns of each, which all processes know.
     """
-    total = sample.shape(name)[0]
-    if total == 0:
-        raise ValueError(f"{sample.path}: array {name!r}: expected values; got none")
-    moments = None
-    for start in range(0, total, block):
-        rows = sample.read(name, slice(start, min(start + block, total)))
-        if not np.isfinite(rows).all():
-            raise ValueError(
-                f"{sample.path}: array {name!r}: expected finite values; "
-                f"got {np.count_nonzero(~np.isfinite(rows))} that are not from row {start} on"
-            )
-        these = Moments.of(rows)
-        moments = these if moments is None else moments.merge(these)
-    return moments
+    if jax.process_count() == 1:
+        return moments
+    from jax.experimental import multihost_utils
+
+    ends = np.cumsum([1 + 4 * width for width in widths])
+    own = np.zeros(ends[-1])
+    if moments is not None:
+        own = np.concatenate(
+            [[m.count, *m.mean, *m.squares, *m.least, *m.greatest] for m in moments]
+        )
+    # As words: JAX would narrow float64 to float32.
+    words = multihost_utils.process_allgather(own.view(np.uint32))
+    merged = None
+    for row in np.ascontiguousarray(words).view(np.float64):
+        if not row[0]:
+            continue
+        parts = [Moments(int(part[0]), *np.split(part[1:], 4)) for part in np.split(row, ends[:-1])]
+        merged = parts if merged is None else list(map(Moments.merge, merged, parts))
+    return merged

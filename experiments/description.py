@@ -1,0 +1,107 @@
+"""Names and widths of what a data set holds: all that a model is built by, kept with its run."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+from experiments.cli import one_line
+from experiments.files import write_json
+
+FILE = "dataset.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class StreamDescription:
+    """One cloud that fields are predicted on.
+
+    Attributes:
+        name: of the stream.
+        embedding: width of the embedding.
+        fx: width of the input values; 0 without.
+        fields: names of the predicted fields.
+        positions: whether coordinates come beside the embedding.
+    """
+
+    name: str
+    embedding: int
+    fx: int
+    fields: tuple[str, ...]
+    positions: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Description:
+    """A data set without its samples.
+
+    Attributes:
+        streams: the clouds that fields are predicted on.
+        geometry: width of the geometry; `None` without.
+        global_embedding: tokens and their width; `None` without.
+        structured_shape: shape of the grid of all samples, if they have one.
+    """
+
+    streams: tuple[StreamDescription, ...]
+    geometry: int | None = None
+    global_embedding: tuple[int, int] | None = None
+    structured_shape: tuple[int, ...] | None = None
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Names of the fields of all streams, with their stream's where there are several."""
+        several = len(self.streams) > 1
+        return tuple(
+            f"{stream.name}/{field}" if several else field
+            for stream in self.streams
+            for field in stream.fields
+        )
+
+    def widths(self) -> dict[str, int]:
+        """Widths of what has statistics, by name: `0.embedding`, `0.targets`, `0.fx`, ..."""
+        widths = {}
+        for i, stream in enumerate(self.streams):
+            widths |= {f"{i}.embedding": stream.embedding, f"{i}.targets": len(stream.fields)}
+            widths |= {f"{i}.fx": stream.fx} if stream.fx else {}
+        widths |= {} if self.geometry is None else {"geometry": self.geometry}
+        tokens = self.global_embedding
+        return widths if tokens is None else widths | {"global_embedding": tokens[1]}
+
+    def difference(self, other: "Description") -> str | None:
+        """What `other` has that this has not; `None` where they are alike."""
+        for name in ("streams", "geometry", "global_embedding", "structured_shape"):
+            mine, theirs = getattr(self, name), getattr(other, name)
+            if name == "streams" and len(mine) == len(theirs):
+                mine, theirs = next(
+                    ((a, b) for a, b in zip(mine, theirs, strict=True) if a != b), (None, None)
+                )
+            if mine != theirs:
+                return f"{name} {theirs} instead of {mine}"
+        return None
+
+    def save(self, folder: Path) -> None:
+        """Writes it into a run's folder."""
+        write_json(folder / FILE, dataclasses.asdict(self))
+
+    @classmethod
+    def load(cls, folder: Path) -> "Description":
+        """Reads that of a run.
+
+        Raises:
+            FileNotFoundError: there is none.
+            ValueError: the file is damaged.
+        """
+        path = folder / FILE
+        if not path.is_file():
+            raise FileNotFoundError(f"{path}: expected the description of a run's data; got none")
+        try:
+            content = json.loads(path.read_text())
+            streams = tuple(
+                StreamDescription(**{**stream, "fields": tuple(stream["fields"])})
+                for stream in content.pop("streams")
+            )
+            return cls(
+                streams, **{k: tuple(v) if isinstance(v, list) else v for k, v in content.items()}
+            )
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise ValueError(
+                f"{path}: expected a description of data; got {one_line(error)}"
+            ) from error

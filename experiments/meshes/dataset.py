@@ -1,0 +1,361 @@
+"""A store as a data set: its samples split, wired, read in windows, and integrated to forces."""
+
+import dataclasses
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+import numpy as np
+from jaxtyping import Float
+
+from experiments.batch import Cloud, Sample, Windows
+from experiments.description import Description, StreamDescription
+from experiments.meshes.forces import force_coefficients, moment_coefficients, tractions
+from experiments.meshes.neighbor_cache import NeighborCache
+from experiments.meshes.rows import Rows
+from experiments.meshes.store import Arrays, Store, StoredSample
+from experiments.meshes.wiring import Wired
+from experiments.moments import Moments, over_processes
+from experiments.schema import StoreConfig, StreamConfig
+
+
+class StoreSplit:
+    """Samples of a store; see `experiments.data.Split`."""
+
+    def __init__(
+        self,
+        samples: Sequence[StoredSample],
+        config: StoreConfig,
+        *,
+        resolution: int | None = None,
+        geometry_resolution: int | None = None,
+    ):
+        """Looks at every sample, and reads none.
+
+        Args:
+            samples: of this split.
+            config: how they are read.
+            resolution: points of a stream that are drawn, see `StoreConfig`.
+            geometry_resolution: likewise of the geometry.
+
+        Raises:
+            ValueError: a sample lacks an array, or has other columns than the first.
+        """
+        self._samples = [Wired(sample, config) for sample in samples]
+        self._config, self._resolution = config, resolution
+        self._geometry_resolution = geometry_resolution
+        self._streams = tuple(config.streams.values())
+        self.neighbors: NeighborCache | None = None
+        described = [_checked(sample, config) for sample in self._samples]
+        self.description = described[0]
+        for sample, other in zip(self._samples, described, strict=True):
+            problem = self.description.difference(other)
+            if problem:
+                raise ValueError(
+                    f"{sample.arrays.path}: expected what {samples[0].path.name} has; got {problem}"
+                )
+        self._lengths = [
+            tuple(sample.length(entries(stream)) for stream in self._streams)
+            for sample in self._samples
+        ]
+        self._geometry_lengths = [
+            sample.length(config.geometry) if config.geometry else 0 for sample in self._samples
+        ]
+
+    def __len__(self) -> int:
+        """Number of samples."""
+        return len(self._samples)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the samples."""
+        return tuple(sample.arrays.name for sample in self._samples)
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Points of the longest sample, or those drawn of it, of each stream."""
+        longest = (max(lengths) for lengths in zip(*self._lengths, strict=True))
+        return tuple(_at_most(length, self._resolution) for length in longest)
+
+    @property
+    def geometry_length(self) -> int:
+        """Points of the longest geometry, or those drawn of it; 0 without."""
+        return _at_most(max(self._geometry_lengths), self._geometry_resolution)
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether only a part of the points of a sample is read, drawn anew each time."""
+        return self._resolution is not None or self._geometry_resolution is not None
+
+    @property
+    def has_quantities(self) -> bool:
+        """Whether forces are integrated."""
+        return self._config.forces.pressure is not None
+
+    def num_points(self, index: int) -> tuple[int, ...]:
+        """Points of each stream of a sample."""
+        return tuple(_at_most(length, self._resolution) for length in self._lengths[index])
+
+    def read(self, index: int, windows: Windows, seeds: tuple[int, ...] = (0,)) -> Sample:
+        """Windows of the clouds of a sample.
+
+        Args:
+            index: of the sample.
+            windows: of its clouds.
+            seeds: numbers of the draw, where only a part of its points is drawn.
+        """
+        sample = self._samples[index]
+        own = (*seeds, zlib.crc32(sample.arrays.name.encode()))
+        geometry_rows = self._rows(
+            sample.arrays,
+            self._config.geometry,
+            self._geometry_lengths[index],
+            self._geometry_resolution,
+            (*own, len(self._streams)),
+        )
+        found = [None] * len(self._streams)
+        if self.neighbors is not None:
+            found = self.neighbors.read(sample.arrays.name, windows)
+        clouds = []
+        for i, (stream, length, window) in enumerate(
+            zip(self._streams, self._lengths[index], windows.streams, strict=True)
+        ):
+            rows = self._rows(sample.arrays, stream.embedding, length, self._resolution, (*own, i))
+            clouds.append(cloud(sample, stream, rows, window)._replace(neighborhoods=found[i]))
+        geometry, length = None, 0
+        if self._config.geometry:
+            geometry = sample.values(self._config.geometry, geometry_rows, windows.geometry)
+            length = geometry_rows.count
+        return Sample(tuple(clouds), geometry, length, tokens(sample))
+
+    def _rows(self, arrays: Arrays, names, length: int, count: int | None, seeds) -> Rows:
+        if not names:
+            return Rows.all(0)
+        kind = names[0].partition("_")[0]
+        return Rows.drawn(
+            length, count, seeds, shuffled=kind in arrays.attributes.get("shuffled", ())
+        )
+
+    def whole(self, index: int) -> Sample:
+        """All that is read of a sample."""
+        return self.read(index, Windows((slice(None),) * len(self._streams)))
+
+    def stored(self, index: int) -> StoredSample:
+        """A sample as the store has it."""
+        return self._samples[index].arrays
+
+    @property
+    def searched(self) -> dict:
+        """What decides on the coordinates that neighbours are searched among."""
+        config = self._config
+        return {
+            "streams": [stream.local_positions or stream.embedding[0] for stream in self._streams],
+            "geometry": config.geometry[:1],
+            "frame": dataclasses.asdict(config.frame),
+        }
+
+    def coordinates(self, index: int) -> tuple[list[np.ndarray], np.ndarray]:
+        """What neighbours are searched among: positions of each stream, and the geometry."""
+        sample = self._samples[index]
+        positions = [
+            sample.values([stream.local_positions or stream.embedding[0]], Rows.all(length))
+            for stream, length in zip(self._streams, self._lengths[index], strict=True)
+        ]
+        geometry = sample.values(self._config.geometry[:1], Rows.all(self._geometry_lengths[index]))
+        return positions, geometry
+
+    def moments(self) -> dict[str, Moments]:
+        """Moments of all points of all samples, as `experiments.data.Split` has them.
+
+        Each process goes through its share of the samples.
+        """
+        total = None
+        for index in range(jax.process_index(), len(self), jax.process_count()):
+            these = self._moments_of(index)
+            total = these if total is None else list(map(Moments.merge, total, these))
+        widths = self.description.widths()
+        return dict(zip(widths, over_processes(total, list(widths.values())), strict=True))
+
+    def _moments_of(self, index: int) -> list[Moments]:
+        sample, moments = self._samples[index], []
+
+        def of(names: Sequence[str], length: int) -> Moments:
+            rows = Rows.all(length)
+            return Moments.of_blocks(lambda block: sample.values(names, rows, block), length)
+
+        for name in self.description.widths():
+            if name == "global_embedding":
+                moments.append(Moments.of(tokens(sample)))
+            elif name == "geometry":
+                moments.append(of(self._config.geometry, self._geometry_lengths[index]))
+            else:
+                stream, _, part = name.partition(".")
+                length = self._lengths[index][int(stream)]
+                moments.append(of(getattr(self._streams[int(stream)], part), length))
+        return moments
+
+    def quantities(
+        self, index: int, fields: Sequence[Float[np.ndarray, "N C_out"]]
+    ) -> dict[str, tuple[float, float]]:
+        """Force and moment coefficients from predicted fields, each with that of the true ones."""
+        sample, forces = self._samples[index], self._config.forces
+        place = list(self._config.streams).index(forces.stream)
+        stream = self._streams[place]
+        true = sample.values(stream.targets, Rows.all(self._lengths[index][place]))
+        predicted, true = (forces_of(sample, stream, each) for each in (fields[place], true))
+        return {name: (predicted[name], true[name]) for name in true}
+
+
+def forces_of(
+    sample: Wired, stream: StreamConfig, fields: Float[np.ndarray, "N C_out"]
+) -> dict[str, float]:
+    """Force and moment coefficients of a surface.
+
+    Args:
+        sample: whose surface it is.
+        stream: of the surface.
+        fields: its targets, as a model gives them.
+
+    Raises:
+        ValueError: the pressure or the shear is no target, or a number is missing.
+    """
+    forces, columns = sample.config.forces, sample.columns(stream.targets)
+    pressure = _coefficient(sample, fields, columns, forces.pressure, "pressure")
+    shear = None
+    if forces.shear is not None:
+        parts = [f"{forces.shear}_{axis}" for axis in "xyz"]
+        shear = np.stack([_coefficient(sample, fields, columns, p, "stress") for p in parts], 1)
+    arrays = sample.arrays
+    force = tractions(arrays.read("surface_normals"), pressure, shear, inward=forces.inward)
+    areas, area = arrays.read("surface_areas"), sample.number(forces.area)
+    coefficients = force_coefficients(
+        force, areas, {name: sample.vector(v) for name, v in forces.directions.items()}, area
+    )
+    if not forces.moments:
+        return coefficients
+    return coefficients | moment_coefficients(
+        force,
+        areas,
+        arrays.read("surface_mesh_centers"),
+        {name: sample.vector(axis) for name, axis in forces.moments.items()},
+        sample.vector(forces.centre),
+        area * sample.number(forces.length),
+    )
+
+
+def _coefficient(sample: Wired, fields, columns, column: str, kind: str) -> np.ndarray:
+    if column not in columns:
+        raise ValueError(
+            f"data.forces: expected {column!r} among the targets; got {', '.join(columns)}"
+        )
+    values = fields[:, columns.index(column)]
+    if sample.kind(column) is not None:
+        return values
+    return sample.free_stream.coefficient(values, kind)
+
+
+def entries(stream: StreamConfig) -> list[str]:
+    """All entries of a stream, whose arrays have one length."""
+    positions = [] if stream.local_positions is None else [stream.local_positions]
+    return [*stream.embedding, *stream.fx, *positions, *stream.targets]
+
+
+def cloud(sample: Wired, stream: StreamConfig, rows: Rows, window: slice = slice(None)) -> Cloud:
+    """A window of one stream; its targets only where the sample has them."""
+
+    def values(names: Sequence[str]) -> np.ndarray | None:
+        return sample.values(names, rows, window) if names else None
+
+    return Cloud(
+        rows.count,
+        values(stream.embedding),
+        values(stream.targets) if sample.has(stream.targets) else None,
+        values(stream.fx),
+        values([] if stream.local_positions is None else [stream.local_positions]),
+    )
+
+
+def tokens(sample: Wired) -> np.ndarray | None:
+    """Global quantities as one token, or `None`."""
+    names = sample.config.global_embedding
+    return sample.numbers(names) if names else None
+
+
+def describe(sample: Wired) -> Description:
+    """Widths and names of what is read of a sample.
+
+    Raises:
+        ValueError: it lacks something.
+    """
+    config = sample.config
+    streams = tuple(
+        StreamDescription(
+            name,
+            len(sample.columns(stream.embedding)),
+            len(sample.columns(stream.fx)),
+            sample.columns(stream.targets),
+            positions=stream.local_positions is not None,
+        )
+        for name, stream in config.streams.items()
+    )
+    token = tokens(sample)
+    return Description(
+        streams,
+        len(sample.columns(config.geometry)) or None,
+        None if token is None else token.shape,
+    )
+
+
+def _checked(sample: Wired, config: StoreConfig) -> Description:
+    for stream in config.streams.values():
+        sample.length(entries(stream))
+    return describe(sample)
+
+
+def _at_most(length: int, count: int | None) -> int:
+    return length if count is None else min(length, count)
+
+
+def load_store(config: StoreConfig) -> dict[str, StoreSplit]:
+    """The splits of a store.
+
+    Raises:
+        FileNotFoundError: there is no store.
+        ValueError: it has too few samples, or one that does not fit.
+    """
+    left, seeds = Store(Path(config.path)), np.random.default_rng(config.seed)
+    names = list(seeds.permutation(left.names))
+    taken = {}
+    for split, path in (("test", config.test_path), ("validation", config.validation_path)):
+        if path is not None:
+            store = Store(Path(path))
+            taken[split] = [store.sample(name) for name in store.names]
+            continue
+        count = getattr(config, split)
+        if count >= len(names):
+            raise ValueError(
+                f"data.{split}: expected fewer than the {len(names)} samples that {config.path} "
+                f"has left; got {count}"
+            )
+        taken[split] = [left.sample(name) for name in sorted(names[:count])]
+        names = names[count:]
+    count = len(names) if config.train is None else config.train
+    if count > len(names):
+        raise ValueError(
+            f"data.train: expected at most the {len(names)} samples that {config.path} has left; "
+            f"got {count}"
+        )
+    taken["train"] = [left.sample(name) for name in sorted(names[:count])]
+    train = StoreSplit(
+        taken.pop("train"),
+        config,
+        resolution=config.resolution,
+        geometry_resolution=config.geometry_resolution,
+    )
+    others = {name: StoreSplit(samples, config) for name, samples in taken.items()}
+    for split in others.values():
+        problem = train.description.difference(split.description)
+        if problem:
+            raise ValueError(f"{split.names[0]}: expected what {train.names[0]} has; got {problem}")
+    return {"train": train, **others}
