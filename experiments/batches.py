@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import grain
@@ -13,6 +13,12 @@ from experiments.data import Split
 from geotransolver_jax import Neighborhoods
 from parallel.neighbors import Neighbors
 from parallel.points import grid_shape, local_windows, padded_size, place, place_windows
+
+# As good as endless; Grain counts the batches of an endless pipeline, and one of single samples has
+# more than it can count.
+_EPOCHS = 2**31
+# Samples of evaluation that are not of one batch of training have together at most so many.
+_POINTS_OF_EVALUATION = 2**18
 
 
 @dataclass(frozen=True)
@@ -180,11 +186,11 @@ class Loader:
 
         def read(batch: int, indices: np.ndarray) -> dict[int, Sample]:
             return {
-                row: placement.read(split, row, int(indices[row]), (seed, batch))
+                row: placement.read(split, row, int(indices[row]), (seed, batch, row))
                 for row in placement.rows
             }
 
-        order = grain.MapDataset.range(len(split)).shuffle(seed=seed).repeat()
+        order = grain.MapDataset.range(len(split)).shuffle(seed=seed).repeat(_EPOCHS)
         batches = order.batch(batch_size).map_with_index(read)
         options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=4 * threads)
         self._iterator = iter(batches.to_iter_dataset(options))
@@ -216,19 +222,30 @@ class Loader:
 
 
 def whole_batches(
-    split: Split, batch_size: int, structured_shape: tuple[int, ...] | None
+    split: Split,
+    batch_size: int,
+    structured_shape: tuple[int, ...] | None,
+    samples: Sequence[int] | None = None,
 ) -> Iterator[tuple[Batch, np.ndarray]]:
     """Every sample once, in order: batches of one size, and the samples of them that count.
 
     The last batch is filled up with the first samples.
+
+    Args:
+        split: the samples.
+        batch_size: of a batch over all hosts.
+        structured_shape: shape of the grid, see `parallel.shard_points`.
+        samples: those that are wanted, by default all.
     """
     placement = Placement.of(split, batch_size, structured_shape)
-    for start in range(0, len(split), batch_size):
-        indices = np.arange(start, start + batch_size) % len(split)
-        samples = {row: placement.read(split, row, int(indices[row])) for row in placement.rows}
-        yield placement.place(samples), indices[: min(batch_size, len(split) - start)]
+    wanted = np.arange(len(split)) if samples is None else np.asarray(samples)
+    for start in range(0, len(wanted), batch_size):
+        indices = wanted[np.arange(start, start + batch_size) % len(wanted)]
+        read = {row: placement.read(split, row, int(indices[row])) for row in placement.rows}
+        yield placement.place(read), indices[: min(batch_size, len(wanted) - start)]
 
 
-def evaluation_batch_size(train_batch_size: int) -> int:
-    """A multiple of the training batch of at least 16 samples."""
-    return train_batch_size * math.ceil(16 / train_batch_size)
+def evaluation_batch_size(train_batch_size: int, points: int) -> int:
+    """A multiple of the training batch of at least 16 samples, or fewer of many points."""
+    wanted = min(16, _POINTS_OF_EVALUATION // points)
+    return train_batch_size * max(1, math.ceil(wanted / train_batch_size))

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 from experiments.cli import one_line
 from experiments.files import write_json
@@ -20,6 +21,9 @@ class StreamDescription:
         fx: width of the input values; 0 without.
         fields: names of the predicted fields.
         positions: whether coordinates come beside the embedding.
+        kind: of a store's points, `surface` or `volume`; `None` elsewhere.
+        targets: the fields as entries of a store, `surface_fields.p`; none elsewhere.
+        on_cells: whether a store's points are the centres of cells.
     """
 
     name: str
@@ -27,6 +31,10 @@ class StreamDescription:
     fx: int
     fields: tuple[str, ...]
     positions: bool = False
+    kind: str | None = None
+    targets: tuple[str, ...] = ()
+    # Of a mesh that is sampled at its points as much is learned.
+    on_cells: bool = dataclasses.field(default=True, compare=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,15 +75,19 @@ class Description:
 
     def difference(self, other: "Description") -> str | None:
         """What `other` has that this has not; `None` where they are alike."""
-        for name in ("streams", "geometry", "global_embedding", "structured_shape"):
-            mine, theirs = getattr(self, name), getattr(other, name)
-            if name == "streams" and len(mine) == len(theirs):
-                mine, theirs = next(
-                    ((a, b) for a, b in zip(mine, theirs, strict=True) if a != b), (None, None)
-                )
-            if mine != theirs:
-                return f"{name} {theirs} instead of {mine}"
+        mine, theirs = self._facts(), other._facts()
+        for name, fact in mine.items():
+            if theirs.get(name) != fact:
+                return f"{name} {_words(theirs.get(name))} instead of {_words(fact)}"
         return None
+
+    def _facts(self) -> dict[str, Any]:
+        facts: dict[str, Any] = {"streams": tuple(stream.name for stream in self.streams)}
+        for stream in self.streams:
+            compared = [each.name for each in dataclasses.fields(stream) if each.compare]
+            facts |= {f"{stream.name}.{name}": getattr(stream, name) for name in compared}
+        names = ("geometry", "global_embedding", "structured_shape")
+        return facts | {name: getattr(self, name) for name in names}
 
     def save(self, folder: Path) -> None:
         """Writes it into a run's folder."""
@@ -95,7 +107,9 @@ class Description:
         try:
             content = json.loads(path.read_text())
             streams = tuple(
-                StreamDescription(**{**stream, "fields": tuple(stream["fields"])})
+                StreamDescription(
+                    **stream | {name: tuple(stream[name]) for name in ("fields", "targets")}
+                )
                 for stream in content.pop("streams")
             )
             return cls(
@@ -105,3 +119,7 @@ class Description:
             raise ValueError(
                 f"{path}: expected a description of data; got {one_line(error)}"
             ) from error
+
+
+def _words(fact: Any) -> str:
+    return ", ".join(map(str, fact)) if isinstance(fact, tuple) else str(fact)

@@ -1,30 +1,72 @@
-"""`python -m experiments.evaluate RUN`: the test error of a run, on any device mesh."""
+"""`python -m experiments.evaluate RUN`: the test error of a run, on any device mesh.
+
+It is printed, and written into the run's folder: `metrics.json`, `metrics.csv`, `samples.csv`.
+"""
 
 import argparse
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import jax
 
 from experiments import config as configs
-from experiments.checkpoints import Checkpoints
 from experiments.cli import one_line_errors
-from experiments.data import load_dataset, statistics_like
-from experiments.evaluation import evaluate_split, metrics_of
-from experiments.optimizer import make_optimizer
-from experiments.run import build_model, describe_mesh, make_device_mesh
-from experiments.training import abstract_state, make_evaluation
+from experiments.data import Dataset, load_dataset
+from experiments.evaluation import SplitResult, evaluate_split, field_table, metrics_of
+from experiments.report_pages import metrics_table, write_metrics
+from experiments.run import cache_neighbors, count_parameters, describe_mesh, make_device_mesh
+from experiments.schema import ExperimentConfig
+from experiments.trained import restore
+from experiments.training import make_evaluation
 
 
-def evaluate(folder: Path, overrides: list[str], which: str) -> dict:
+class Evaluated(NamedTuple):
+    """A run and its errors on the test split.
+
+    Attributes:
+        config: of the run, with the changes that were asked for.
+        dataset: its data.
+        result: errors of all samples.
+        facts: what else there is to say of the run, by name.
+    """
+
+    config: ExperimentConfig
+    dataset: Dataset
+    result: SplitResult
+    facts: dict[str, Any]
+
+    @property
+    def fields(self) -> list[dict[str, Any]]:
+        """The table of errors, field by field."""
+        return field_table(self.result.errors, self.dataset.fields)
+
+    @property
+    def sample_errors(self) -> dict[str, float]:
+        """Relative L2 error of each sample by its name, the mean over the fields."""
+        names = self.dataset.splits["test"].names
+        errors = self.result.errors.relative_l2.mean(1)
+        return dict(zip(names, errors.tolist(), strict=True))
+
+    def write(self, folder: Path) -> None:
+        """Writes the metrics into a folder."""
+        names = list(self.sample_errors)
+        write_metrics(folder, self.fields, self.result.quantities, names, self.sample_errors)
+
+
+def evaluate_run(
+    folder: Path,
+    overrides: list[str],
+    which: str,
+    pictured: Callable[[Sequence[float]], Sequence[int]] | None = None,
+) -> Evaluated:
     """Evaluates the test split with the weights of a run.
 
     Args:
         folder: the run's folder.
         overrides: changes to its configuration, as in `mesh.points=4`.
         which: `last` or `best` checkpoint.
-
-    Returns:
-        The metrics, see `evaluation.metrics_of`.
+        pictured: chooses samples whose predictions are kept by the errors of all.
 
     Raises:
         FileNotFoundError: there is no run or no checkpoint.
@@ -33,34 +75,43 @@ def evaluate(folder: Path, overrides: list[str], which: str) -> dict:
     config = configs.load(folder, overrides)
     mesh = make_device_mesh(config.mesh)
     dataset = load_dataset(config.data)
+    cache_neighbors(config, dataset)
     with jax.set_mesh(mesh):
-        model = build_model(config.model, dataset.description, config.train.seed)
-        checkpoints = Checkpoints(folder, read_only=True)
-        step = checkpoints.best() if which == "best" else checkpoints.latest()
-        if step is None:
-            raise FileNotFoundError(f"{folder}: has no checkpoint yet")
-        like = abstract_state(
-            model,
-            make_optimizer(config.optimizer, config.train.steps),
-            statistics_like(dataset.description),
-            config.train.seed,
-            average=config.optimizer.ema_decay is not None,
-        )
-        # The optimizer's state is not needed, and may be twice the weights.
-        state, _ = checkpoints.restore(step, like._replace(optimizer=None))
-        result = evaluate_split(
-            make_evaluation(model),
-            state.evaluated_params,
-            state.statistics,
-            dataset.splits["test"],
-            model.structured_shape,
-            config.train.batch_size,
-            quantities=True,
-        )
-    return metrics_of(result, dataset) | {
-        "step": step,
+        trained = restore(folder, config, dataset.description, which)
+        evaluate = make_evaluation(trained.model)
+
+        def run(**options) -> SplitResult:
+            return evaluate_split(
+                evaluate,
+                trained.state.evaluated_params,
+                trained.state.statistics,
+                dataset.splits["test"],
+                trained.model.structured_shape,
+                config.train.batch_size,
+                **options,
+            )
+
+        result = run(quantities=True)
+        if pictured is not None:
+            chosen = pictured(result.errors.relative_l2.mean(1))
+            result = result._replace(predictions=run(samples=chosen, pictured=chosen).predictions)
+    facts = {
+        "step": trained.step,
+        "parameters": count_parameters(trained.state.params),
         "device_mesh": describe_mesh(mesh),
     }
+    return Evaluated(config, dataset, result, facts)
+
+
+def evaluate(folder: Path, overrides: list[str], which: str) -> dict:
+    """The metrics of a run, see `evaluation.metrics_of`; arguments as `evaluate_run`."""
+    evaluated = evaluate_run(folder, overrides, which)
+    return _metrics(evaluated)
+
+
+def _metrics(evaluated: Evaluated) -> dict[str, Any]:
+    facts = {name: evaluated.facts[name] for name in ("step", "device_mesh")}
+    return metrics_of(evaluated.result, evaluated.dataset) | facts
 
 
 def main() -> None:
@@ -72,11 +123,15 @@ def main() -> None:
     parser.add_argument("overrides", nargs="*", help="changes, as in mesh.points=4")
     parser.add_argument("--checkpoint", choices=("last", "best"), default="last")
     arguments = parser.parse_args()
-    metrics = evaluate(arguments.run, arguments.overrides, arguments.checkpoint)
+    evaluated = evaluate_run(arguments.run, arguments.overrides, arguments.checkpoint)
+    metrics = _metrics(evaluated)
     width = max(map(len, metrics))
     for name, value in metrics.items():
         shown = f"{value:.6f}" if isinstance(value, float) else value
         print(f"{name:<{width}}  {shown}")
+    print(f"\n{metrics_table(evaluated.fields)}")
+    if jax.process_index() == 0:
+        evaluated.write(arguments.run)
 
 
 if __name__ == "__main__":

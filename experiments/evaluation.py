@@ -39,10 +39,11 @@ def evaluate_split(
     structured_shape: tuple[int, ...] | None,
     batch_size: int,
     *,
+    samples: Sequence[int] | None = None,
     pictured: Sequence[int] = (),
     quantities: bool = False,
 ) -> SplitResult:
-    """Evaluates every sample of a split, in order.
+    """Evaluates the samples of a split, in order.
 
     Args:
         evaluate: a function made by `training.make_evaluation`.
@@ -51,11 +52,13 @@ def evaluate_split(
         split: the samples.
         structured_shape: shape of the model's grid, if it has one.
         batch_size: training batch; evaluation takes a multiple of it.
-        pictured: samples whose prediction is wanted.
+        samples: those that are evaluated, by default all.
+        pictured: those of them whose prediction is wanted.
         quantities: whether to integrate quantities too, for which every prediction is fetched.
     """
     errors, predictions, integrated = [], {}, {}
-    for batch, indices in whole_batches(split, evaluation_batch_size(batch_size), structured_shape):
+    size = evaluation_batch_size(batch_size, max(split.lengths))
+    for batch, indices in whole_batches(split, size, structured_shape, samples):
         prediction, of_fields = evaluate(params, statistics, batch)
         # Not fetched yet: the host prepares the next batch while the devices work.
         errors.append((of_fields, len(indices)))

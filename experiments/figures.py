@@ -1,5 +1,6 @@
 """Pictures of predictions."""
 
+import io
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,17 @@ def draw_predictions(
     dataset: Dataset,
     predictions: dict[int, tuple[Float[np.ndarray, "N C"], ...]],
 ) -> None:
-    """Draws truth, prediction and error of some test samples as a PNG, by the kind of data.
+    """Writes the `picture` of some test samples."""
+    png = picture(dataset, predictions)
+    write_atomically(path, lambda temporary: temporary.write_bytes(png))
+
+
+def picture(
+    dataset: Dataset, predictions: dict[int, tuple[Float[np.ndarray, "N C"], ...]]
+) -> bytes:
+    """Truth, prediction and error of some test samples as a PNG, by the kind of data.
 
     Args:
-        path: the file to write.
         dataset: the data set.
         predictions: predicted fields of each stream by the number of their sample; the first is
             drawn.
@@ -49,8 +57,10 @@ def draw_predictions(
             axis.set_title(title, fontsize=10)
             axis.tick_params(labelsize=7)
             figure.colorbar(image, ax=axis, shrink=0.85)
-    write_atomically(path, lambda temporary: figure.savefig(temporary, dpi=110))
+    written = io.BytesIO()
+    figure.savefig(written, dpi=110)
     plt.close(figure)
+    return written.getvalue()
 
 
 def _errors(prediction, truth) -> tuple[np.ndarray, float, float]:

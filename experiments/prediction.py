@@ -38,7 +38,7 @@ def model_inputs(model: nnx.Module, statistics: Statistics, batch: Batch) -> dic
         embedding = of.embedding.normalize(stream.embedding)
         values = [] if stream.fx is None else [of.fx.normalize(stream.fx)]
         if tokens is not None:
-            flat = tokens.reshape(len(tokens), 1, -1)
+            flat = tokens.reshape(tokens.shape[0], 1, -1)
             values.append(jnp.broadcast_to(flat, (*embedding.shape[:2], flat.shape[-1])))
         # Where points have nothing but their places, these are values too.
         values = values or [embedding]

@@ -127,7 +127,7 @@ class _Run:
             )
             self.state, extra = self.checkpoints.restore(latest, like)
             self.loader.position = extra["loader"]
-            self.seconds = extra["seconds"]
+            self.seconds, self.loader.waited = extra["seconds"], extra["waited"]
 
     @property
     def samples_a_step(self) -> int:
@@ -149,6 +149,7 @@ class _Run:
         extra = {
             "loader": self.loader.position,
             "seconds": self.seconds,
+            "waited": self.loader.waited,
             "config": dataclasses.asdict(self.config),
         }
         self.checkpoints.save(step, self.state, extra, validation_error)
@@ -237,6 +238,7 @@ class _Run:
         metrics = metrics_of(result, self.dataset)
         summary = metrics | {
             "training_seconds": round(self.seconds, 1),
+            "waiting_seconds": round(self.loader.waited, 1),
             "steps": int(self.state.step),
             "best_checkpoint": self.checkpoints.best(),
             "parameters": count_parameters(self.state.params),

@@ -1,18 +1,29 @@
 """The FLARE attention layer."""
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Key
 
 from flare_jax import fused
 from flare_jax import heads as heads_lib
 from flare_jax.linear import Linear
-from flare_jax.mixer import LatentWeights, flare_mixer, score_weights
+from flare_jax.mixer import (
+    LatentWeights,
+    flare_mixer,
+    gather_part,
+    give_back,
+    score_weights,
+    values_of,
+)
 from flare_jax.norm import LayerNorm
 from parallel.mesh import HEADS
 from parallel.parameters import parameter
 from parallel.random import points_dropout
+from parallel.streaming import SoftmaxPart, merged_softmax
 
 
 class FLAREAttention(nnx.Module):
@@ -101,6 +112,40 @@ class FLAREAttention(nnx.Module):
             chunk_size=self.chunk_size,
             fused=fused.uses_kernel(self.attention_backend),
         )
+        return points_dropout(y, self.dropout, dropout_key)
+
+    def gather(
+        self,
+        x: Float[Array, "B N C"],
+        point_mask: Bool[Array, "B N"] | None,
+        norm: LayerNorm | None = None,
+    ) -> SoftmaxPart:
+        """What a part of the points gives to the latents; see `flare_jax.phases`."""
+        return gather_part(x.astype(self.dtype), self.latent_weights(norm), point_mask)
+
+    @staticmethod
+    def merge(parts: Sequence[SoftmaxPart]) -> Float[np.ndarray, "B H S D"]:
+        """What all parts give, on the host."""
+        return merged_softmax(parts)
+
+    def latents(
+        self, gathered: Float[Array, "B H S D"], context: None = None
+    ) -> Float[Array, "B H S D"]:
+        """The latents, from what all points gave."""
+        return values_of(gathered, heads_lib.within(self.project_value, self.heads))
+
+    def give_back(
+        self,
+        x: Float[Array, "B N C"],
+        latents: Float[Array, "B H S D"],
+        point_mask: Bool[Array, "B N"] | None,
+        norm: LayerNorm | None = None,
+        context: None = None,
+        dropout_key: Key[Array, ""] | None = None,
+    ) -> Float[Array, "B N C"]:
+        """What points get of the latents."""
+        output = heads_lib.out_of(self.project_out, self.heads)
+        y = give_back(x.astype(self.dtype), self.latent_weights(norm), latents, output, point_mask)
         return points_dropout(y, self.dropout, dropout_key)
 
     def latent_weights(self, norm: LayerNorm | None) -> LatentWeights:

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Key
+from jaxtyping import Array, Bool, Float, Int, Key
 
 from flare_jax.mlp import MLP
 from flare_jax.norm import LayerNorm
@@ -59,6 +59,24 @@ class Block(nnx.Module):
         x = self.mlp.residual(x, self.norm_mlp)
         return mesh_lib.constrain(x, DATA, POINTS, None)
 
+    def gather(self, x: Float[Array, "B N C"], point_mask: Bool[Array, "B N"] | None) -> Any:
+        """What a part of the points gives to the block's latents; see `flare_jax.phases`."""
+        return self.attention.gather(x, point_mask, self.norm_attention)
+
+    def advance(
+        self,
+        x: Float[Array, "B N C"],
+        latents: Float[Array, "B H S D"],
+        point_mask: Bool[Array, "B N"] | None,
+        context: None = None,
+        key: Key[Array, ""] | None = None,
+    ) -> Float[Array, "B N C"]:
+        """The block, on points whose latents are known."""
+        norm = self.norm_attention
+        x = x + self.attention.give_back(x, latents, point_mask, norm, context, key)
+        x = self.mlp.residual(x, self.norm_mlp)
+        return mesh_lib.constrain(x, DATA, POINTS, None)
+
 
 class BlockStack(nnx.Module):
     """Blocks of one kind in a row. Their weights are stacked and the depth is scanned."""
@@ -90,6 +108,11 @@ class BlockStack(nnx.Module):
         self.blocks = _stack([make_block(rngs) for _ in range(depth)])
         self.depth = depth
         self.remat = remat
+
+    def block(self, number: int | Int[Array, ""]) -> nnx.Module:
+        """One of the blocks."""
+        graph, weights = nnx.split(self.blocks)
+        return nnx.merge(graph, jax.tree.map(lambda leaf: leaf[number], weights))
 
     def __call__(self, x: Any, *shared: Any, key: Key[Array, ""] | None = None) -> Any:
         """Applies the blocks one after another; each draws its own numbers.

@@ -20,7 +20,15 @@ from flare_jax import fused as fused_lib
 from flare_jax.heads import HeadLinear, HeadScores, map_into, map_out, visible
 from parallel import softmax
 from parallel.contraction import product
-from parallel.streaming import Chunking, Held, map_held, softmax_over_points
+from parallel.streaming import (
+    Chunking,
+    Held,
+    SoftmaxPart,
+    map_held,
+    map_points,
+    softmax_over_points,
+    softmax_part,
+)
 
 
 @jax.tree_util.register_dataclass
@@ -107,13 +115,41 @@ def gather_latents(
 
     Softmax weights sum to one, so that the mean of the values is the value of the mean.
     """
-    points = {"x": x} | ({} if point_mask is None else {"mask": point_mask})
+    points = _points(x, point_mask)
     if fused:
         means, held = fused_lib.gather(weights, points)
     else:
         means, held = softmax_over_points(_encode, chunking, weights, {}, points)
+    return values_of(means, value), held
+
+
+def values_of(means: Float[Array, "B H S D"], value: HeadLinear) -> Float[Array, "B H S E"]:
+    """Latents from the means of the heads: the value of the mean."""
     z = product("bhsd,hde->bhse", means, value.kernel.astype(means.dtype))
-    return z + value.bias.astype(z.dtype)[:, None], held
+    return z + value.bias.astype(z.dtype)[:, None]
+
+
+def gather_part(
+    x: Float[Array, "B N C"], weights: LatentWeights, point_mask: Bool[Array, "B N"] | None
+) -> SoftmaxPart:
+    """The encode step on a part of the points; see `parallel.streaming.softmax_part`."""
+    return softmax_part(_encode, latent_chunking(weights), weights, {}, _points(x, point_mask))
+
+
+def give_back(
+    x: Float[Array, "B N C"],
+    weights: LatentWeights,
+    z: Float[Array, "B H S D"],
+    output: HeadLinear,
+    point_mask: Bool[Array, "B N"] | None,
+) -> Float[Array, "B N C"]:
+    """The decode step on points that need not be those of the latents."""
+    points = _points(x, point_mask)
+    return map_points(_decode, latent_chunking(weights), (weights, output), {"z": z}, points)
+
+
+def _points(x, point_mask):
+    return {"x": x} | ({} if point_mask is None else {"mask": point_mask})
 
 
 def heads_of(

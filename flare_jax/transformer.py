@@ -17,6 +17,7 @@ from flare_jax.checks import (
     check_types,
 )
 from flare_jax.embeddings import TimeEmbedding, unified_position
+from flare_jax.heads import hide
 from flare_jax.inputs import PointLayout, check_mask, check_points, check_real
 from flare_jax.linear import Linear
 from flare_jax.mlp import MLP
@@ -213,18 +214,27 @@ class PointTransformer(nnx.Module):
         else:
             embedding = layout.flatten(embedding.astype(self.dtype))
 
-        x = jnp.concatenate([embedding, fx], axis=-1)
-        if mask is not None:
-            x = jnp.where(mask[..., None], x, 0)
-        x = self.preprocess(x)
+        x = self.enter(fx, embedding, mask)
         if time is not None:
             x = x + self.time_embedding(time.astype(_time_dtype(self.dtype)))[:, None]
-
         x = self.stack(x, mask, key=key)
-        y = self.project_out(x, self.norm_out)
-        if mask is not None:
-            y = jnp.where(mask[..., None], y, 0)
-        return layout.unflatten(y)
+        return layout.unflatten(self.leave(x, mask))
+
+    def enter(
+        self,
+        fx: Float[Array, "B N C_in"],
+        embedding: Float[Array, "B N C_emb"],
+        point_mask: Bool[Array, "B N"] | None,
+    ) -> Float[Array, "B N C"]:
+        """Points as the first block takes them."""
+        x = jnp.concatenate([embedding, fx], axis=-1).astype(self.dtype)
+        return self.preprocess(hide(x, point_mask))
+
+    def leave(
+        self, x: Float[Array, "B N C"], point_mask: Bool[Array, "B N"] | None
+    ) -> Float[Array, "B N C_out"]:
+        """Fields of the points that the last block returns."""
+        return hide(self.project_out(x, self.norm_out), point_mask)
 
 
 @partial(jax.jit, static_argnums=(0, 1))

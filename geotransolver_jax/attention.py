@@ -1,9 +1,10 @@
 """Physics attention: attention among learned slices of the points."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Key
 
@@ -11,7 +12,15 @@ from flare_jax import heads as heads_lib
 from flare_jax.linear import Linear
 from flare_jax.norm import LayerNorm
 from geotransolver_jax.projection import SliceProjection
-from geotransolver_jax.slices import points_to_slices, slice_chunking, slices_to_points
+from geotransolver_jax.slices import (
+    SlicePart,
+    gather_part,
+    give_back,
+    merged_tokens,
+    points_to_slices,
+    slice_chunking,
+    slices_to_points,
+)
 from parallel.contraction import product
 from parallel.mesh import HEADS
 from parallel.random import points_dropout
@@ -113,6 +122,44 @@ class PhysicsAttention(SliceProjection):
         tokens = attend(tokens.astype(self.dtype))
         output = heads_lib.out_of(self.project_out, self.heads)
         return slices_to_points(held, tokens, slice_chunking(weights), output)
+
+    def gather(
+        self,
+        x: Float[Array, "B N C"],
+        point_mask: Bool[Array, "B N"] | None,
+        norm: LayerNorm | None = None,
+    ) -> SlicePart:
+        """What a part of the points of a cloud gives to the slices; see `flare_jax.phases`."""
+        return gather_part(self.points(x, point_mask), self.slice_weights(None, norm))
+
+    @staticmethod
+    def merge(parts: Sequence[SlicePart]) -> Float[np.ndarray, "B H S D"]:
+        """What all parts give, on the host."""
+        return merged_tokens(parts)
+
+    def latents(
+        self, gathered: Float[Array, "B H S D"], context: None = None
+    ) -> Float[Array, "B H S D"]:
+        """What attention makes of the slice tokens."""
+        return self.attend(gathered.astype(self.dtype))
+
+    def give_back(
+        self,
+        x: Float[Array, "B N C"],
+        latents: Float[Array, "B H S D"],
+        point_mask: Bool[Array, "B N"] | None,
+        norm: LayerNorm | None = None,
+        context: None = None,
+        dropout_key: Key[Array, ""] | None = None,
+    ) -> Float[Array, "B N C"]:
+        """What points get of the slices."""
+        y = self._from_slices(x, latents, point_mask, norm)
+        return points_dropout(y, self.dropout, dropout_key)
+
+    def _from_slices(self, x, latents, point_mask, norm):
+        weights = self.slice_weights(None, norm)
+        output = heads_lib.out_of(self.project_out, self.heads)
+        return give_back(self.points(x, point_mask), weights, latents.astype(self.dtype), output)
 
     def attend(self, tokens: Float[Array, "B H S D"]) -> Float[Array, "B H S D"]:
         """Self-attention among the slices of each head; the same on every shard of the points."""

@@ -1,5 +1,7 @@
 """The transformer block of GeoTransolver: several clouds, one context."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -68,9 +70,36 @@ class GALEBlock(nnx.Module):
             for x, mask, key in zip(streams, point_masks, keys, strict=True)
         )
 
+    def gather(self, x: Float[Array, "B N C"], point_mask: Bool[Array, "B N"] | None) -> Any:
+        """What a part of the points of a stream gives to the latents; see `flare_jax.phases`."""
+        return self.attention.gather(x, point_mask, self.norm_attention)
+
+    def advance(
+        self,
+        x: Float[Array, "B N C"],
+        latents: Float[Array, "B H S D"],
+        point_mask: Bool[Array, "B N"] | None,
+        context: Float[Array, "B H S_c D_c"] | None = None,
+        key: Key[Array, ""] | None = None,
+    ) -> Float[Array, "B N C"]:
+        """The block, on points of a stream whose latents are known."""
+
+        def attend(key):
+            norm = self.norm_attention
+            return self.attention.give_back(x, latents, point_mask, norm, context, key)
+
+        return self._around(x, attend, key)
+
     def _apply(self, x, point_mask, context, key):
+        def attend(key):
+            return self.attention(x, point_mask, context, key, self.norm_attention)
+
+        return self._around(x, attend, key)
+
+    def _around(self, x, attend, key):
+        """Residuals, dropouts and the perceptron around an attention."""
         keys = [None] * 3 if key is None else jax.random.split(key, 3)
-        x = x + self.attention(x, point_mask, context, keys[0], self.norm_attention)
+        x = x + attend(keys[0])
         if self.attention_dropout is not None:
             x = self.attention_dropout(x, keys[1])
         x = self.mlp.residual(x, self.norm_mlp)

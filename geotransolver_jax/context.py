@@ -15,6 +15,7 @@ from geotransolver_jax.concrete_dropout import ConcreteDropout
 from geotransolver_jax.neighborhoods import Cloud, MultiScaleFeatures, Neighborhoods
 from geotransolver_jax.projection import SliceProjection
 from geotransolver_jax.slices import points_to_slices
+from parallel.neighbors import Neighbors
 
 
 class ContextTokenizer(SliceProjection):
@@ -178,20 +179,20 @@ class ContextBuilder(nnx.Module):
         positions: Sequence[Float[Array, "B N D"]] | None,
         geometry: Float[Array, "B M C"] | None,
         global_embedding: Float[Array, "B G C"] | None,
-        neighborhoods: Sequence[Neighborhoods] | None,
+        around_geometry: Sequence[Neighbors] | None,
         point_masks: Sequence[Bool[Array, "B N"] | None],
         geometry_mask: Bool[Array, "B M"] | None,
         global_mask: Bool[Array, "B G"] | None,
         key: Key[Array, ""] | None,
         global_number: Int[Array, "B G"] | None = None,
-    ) -> tuple[Float[Array, "B H S D_c"] | None, list[Float[Array, "B N F"]] | None]:
-        """The context, and the local features of each stream.
+    ) -> Float[Array, "B H S D_c"] | None:
+        """The context.
 
         Args:
             positions: coordinates of the points of each stream; for local features.
             geometry: points of the geometry; with local features they are their coordinates.
             global_embedding: tokens of global quantities.
-            neighborhoods: those of every stream; for local features.
+            around_geometry: points of each stream around those of the geometry; for local features.
             point_masks: True where a point of a stream is real.
             geometry_mask: True where a point of the geometry is real.
             global_mask: True where a global token is real.
@@ -199,33 +200,47 @@ class ContextBuilder(nnx.Module):
             global_number: of each global token, by default its row.
 
         Returns:
-            Latents side by side, replicated over the points, or `None` without any source; and the
-            local features, laid out as the points, or `None` without local features.
+            Latents side by side, replicated over the points, or `None` without any source.
         """
-        parts, features = [], None
+        parts = []
         keys = iter(() if key is None else jax.random.split(key, self.sources))
 
         def tokenize(tokenizer, x, mask, number=None):
             parts.append(tokenizer(x, mask, next(keys, None), number))
 
         if self.local is not None:
-            features = []
             streams = zip(
                 self.local,
                 self.local_tokenizers,
                 positions,
                 point_masks,
-                neighborhoods,
+                around_geometry,
                 strict=True,
             )
             for scales, tokenizers, stream, mask, found in streams:
-                around_geometry = scales(Cloud.of(stream, mask), found.of_geometry)
-                for tokenizer, x in zip(tokenizers, around_geometry, strict=True):
+                features = scales(Cloud.of(stream, mask), found)
+                for tokenizer, x in zip(tokenizers, features, strict=True):
                     tokenize(tokenizer, x, geometry_mask)
-                around_points = scales(Cloud.of(geometry, geometry_mask), found.of_points)
-                features.append(jnp.concatenate(around_points, axis=-1))
         if geometry is not None:
             tokenize(self.geometry, geometry, geometry_mask)
         if global_embedding is not None:
             tokenize(self.globals, global_embedding, global_mask, global_number)
-        return jnp.concatenate(parts, axis=-1) if parts else None, features
+        return jnp.concatenate(parts, axis=-1) if parts else None
+
+    def local_features(
+        self,
+        stream: int,
+        geometry: Float[Array, "B M D"],
+        geometry_mask: Bool[Array, "B M"] | None,
+        around_points: Neighbors,
+    ) -> Float[Array, "B N F"]:
+        """What the points of a stream see of the geometry around them.
+
+        Args:
+            stream: number of the stream.
+            geometry: coordinates of the geometry.
+            geometry_mask: True where a point of the geometry is real.
+            around_points: points of the geometry around each point of the stream.
+        """
+        scales = self.local[stream](Cloud.of(geometry, geometry_mask), around_points)
+        return jnp.concatenate(scales, axis=-1)

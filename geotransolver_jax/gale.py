@@ -27,7 +27,7 @@ from parallel.contraction import contract, product
 from parallel.parameters import parameter
 from parallel.precision import accumulation_dtype
 from parallel.random import points_dropout
-from parallel.streaming import map_held
+from parallel.streaming import map_held, map_points
 
 STATE_MIXING_MODES = ("weighted", "concat_project")
 
@@ -220,6 +220,28 @@ class GALE(PhysicsAttention):
         y = self.through_slices(x, point_mask, noise_key, norm, attend)
         return output_dropout(self, y, dropout_key)
 
+    def latents(
+        self,
+        gathered: Float[Array, "B H S D"],
+        context: Float[Array, "B H S_c D_c"] | None = None,
+    ) -> Float[Array, "B H S D"]:
+        """What attention among the slices and to the context makes of their tokens."""
+        tokens = gathered.astype(self.dtype)
+        own = self.attend(tokens)
+        return own if context is None else self.cross.attend(own, tokens, context)
+
+    def give_back(
+        self,
+        x: Float[Array, "B N C"],
+        latents: Float[Array, "B H S D"],
+        point_mask: Bool[Array, "B N"] | None,
+        norm: LayerNorm | None = None,
+        context: Float[Array, "B H S_c D_c"] | None = None,
+        dropout_key: Key[Array, ""] | None = None,
+    ) -> Float[Array, "B N C"]:
+        """What points get of the slices, which have seen the context."""
+        return output_dropout(self, self._from_slices(x, latents, point_mask, norm), dropout_key)
+
 
 class GALEFA(FLAREAttention):
     """GALE_FA: FLARE attention, and attention of every point to a context (arXiv 2512.20399)."""
@@ -293,6 +315,30 @@ class GALEFA(FLAREAttention):
         spread = _spread_fused if kernel else _spread
         y = map_held(spread, chunking, weights, {"z": z, "context": context}, held)
         return output_dropout(self, y, key)
+
+    def give_back(
+        self,
+        x: Float[Array, "B N C"],
+        latents: Float[Array, "B H S D"],
+        point_mask: Bool[Array, "B N"] | None,
+        norm: LayerNorm | None = None,
+        context: Float[Array, "B H S_c D_c"] | None = None,
+        dropout_key: Key[Array, ""] | None = None,
+    ) -> Float[Array, "B N C"]:
+        """What points get of the latents and, on their own, of the context."""
+        if context is None:
+            y = super().give_back(x, latents, point_mask, norm)
+            return output_dropout(self, y, dropout_key)
+        own = self.latent_weights(norm)
+        query, mixing = self.cross.by_heads(self.heads)
+        seen = seen_by_points(self.cross.attended(context), query, self.scale)
+        weights = (own, (heads_lib.out_of(self.project_out, self.heads), mixing))
+        points = {"x": x.astype(self.dtype)}
+        if point_mask is not None:
+            points["mask"] = point_mask
+        states = {"z": latents, "context": seen}
+        y = map_points(_spread, latent_chunking(own), weights, states, points)
+        return output_dropout(self, y, dropout_key)
 
 
 class SeenByPoints(NamedTuple):

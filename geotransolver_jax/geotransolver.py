@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Key
 
 from flare_jax.block import BlockStack
 from flare_jax.checks import (
@@ -18,7 +18,8 @@ from flare_jax.checks import (
     check_positive,
     check_types,
 )
-from flare_jax.inputs import PointLayout
+from flare_jax.heads import hide
+from flare_jax.inputs import PointLayout, check_points
 from flare_jax.linear import Linear
 from flare_jax.mlp import MLP
 from flare_jax.norm import LayerNorm
@@ -35,6 +36,7 @@ from geotransolver_jax.inputs import (
 from geotransolver_jax.neighborhoods import Neighborhoods
 from parallel import mesh as mesh_lib
 from parallel.mesh import DATA, POINTS
+from parallel.neighbors import Neighbors
 from parallel.parameters import place_parameters
 from parallel.points import grid_shape
 from parallel.precision import accumulation_dtype
@@ -325,12 +327,6 @@ class GeoTransolver(nnx.Module):
         if inputs.geometry is not None:
             geometry_mask = layouts.geometry.flatten_mask(inputs.geometry_mask, batch)
             geometry = _flatten(layouts.geometry, inputs.geometry, geometry_mask)
-        tokens, token_mask, token_number = None, None, None
-        if inputs.global_embedding is not None:
-            token_mask = layouts.globals.flatten_mask(None, batch)
-            tokens = _flatten(layouts.globals, inputs.global_embedding, token_mask)
-            tokens, token_mask, token_number = _two_rows_a_shard(tokens, token_mask)
-
         context_key, stack_key = (None, None) if key is None else jax.random.split(key)
         positions, neighborhoods = None, inputs.neighborhoods
         if self.include_local_features:
@@ -342,34 +338,76 @@ class GeoTransolver(nnx.Module):
                     pad_neighborhoods(found, layout, layouts.geometry)
                     for found, layout in zip(neighborhoods, layouts.streams, strict=True)
                 )
-        context, local = self.context(
-            positions,
-            geometry,
-            tokens,
-            neighborhoods,
-            masks,
-            geometry_mask,
-            token_mask,
-            context_key,
-            token_number,
+        found = None
+        if neighborhoods is not None:
+            found = [of.of_geometry for of in neighborhoods]
+        tokens = inputs.global_embedding
+        context = self.make_context(
+            positions, masks, found, geometry, geometry_mask, tokens, context_key
         )
 
         streams = []
         for i, (layout, embedding) in enumerate(
             zip(layouts.streams, inputs.embeddings, strict=True)
         ):
-            x = self.preprocess[i](_flatten(layout, embedding, masks[i]).astype(self.dtype))
-            streams.append(x if local is None else jnp.concatenate([x, local[i]], axis=-1))
+            features = None
+            if neighborhoods is not None:
+                around = neighborhoods[i].of_points
+                features = self.context.local_features(i, geometry, geometry_mask, around)
+            x = _flatten(layout, embedding, masks[i])
+            streams.append(self.enter(i, x, masks[i], features))
         streams = self.stack(tuple(streams), masks, context, key=stack_key)
 
         outputs, features = [], []
         for i, (layout, x, mask) in enumerate(zip(layouts.streams, streams, masks, strict=True)):
-            y = self.project_out[i](x, self.norm_out[i])
-            if mask is not None:
-                x, y = (jnp.where(mask[..., None], array, 0) for array in (x, y))
-            outputs.append(layout.unflatten(y))
-            features.append(x[:, : layout.points])
+            outputs.append(layout.unflatten(self.leave(i, x, mask)))
+            features.append(hide(x, mask)[:, : layout.points])
         return _Result(tuple(outputs), context, tuple(features))
+
+    def make_context(
+        self,
+        positions: Sequence[Float[Array, "B N 3"]] | None,
+        point_masks: Sequence[Bool[Array, "B N"] | None],
+        around_geometry: Sequence[Neighbors] | None,
+        geometry: Float[Array, "B M C_geo"] | None,
+        geometry_mask: Bool[Array, "B M"] | None,
+        global_embedding: Float[Array, "B G C_g"] | None,
+        key: Key[Array, ""] | None = None,
+    ) -> Float[Array, "B H S D_c"] | None:
+        """What the blocks are given as context; arguments as of `ContextBuilder`."""
+        tokens, mask, number = global_embedding, None, None
+        if tokens is not None:
+            layout = check_points("global_embedding", tokens, self.global_dim, None, padded=False)
+            mask = layout.flatten_mask(None, tokens.shape[0])
+            tokens, mask, number = _two_rows_a_shard(_flatten(layout, tokens, mask), mask)
+        return self.context(
+            positions,
+            geometry,
+            tokens,
+            around_geometry,
+            point_masks,
+            geometry_mask,
+            mask,
+            key,
+            number,
+        )
+
+    def enter(
+        self,
+        stream: int,
+        embedding: Float[Array, "B N C_in"],
+        point_mask: Bool[Array, "B N"] | None,
+        features: Float[Array, "B N F"] | None = None,
+    ) -> Float[Array, "B N C"]:
+        """Points of a stream as the first block takes them, with their local features if any."""
+        x = self.preprocess[stream](hide(embedding, point_mask).astype(self.dtype))
+        return x if features is None else jnp.concatenate([x, features], axis=-1)
+
+    def leave(
+        self, stream: int, x: Float[Array, "B N C"], point_mask: Bool[Array, "B N"] | None
+    ) -> Float[Array, "B N C_out"]:
+        """Fields of the points of a stream that the last block returns."""
+        return hide(self.project_out[stream](x, self.norm_out[stream]), point_mask)
 
 
 class _Result(NamedTuple):

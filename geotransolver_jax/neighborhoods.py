@@ -130,6 +130,16 @@ class MultiScaleFeatures(nnx.Module):
             ]
         )
 
+    @property
+    def radius(self) -> float:
+        """The largest radius."""
+        return max(scale.radius for scale in self.scales)
+
+    @property
+    def count(self) -> int:
+        """The largest number of neighbours."""
+        return max(scale.count for scale in self.scales)
+
     def search(
         self,
         positions: Float[Array, "B N D"],
@@ -138,12 +148,19 @@ class MultiScaleFeatures(nnx.Module):
         geometry_mask: Bool[Array, "B M"] | None,
     ) -> Neighborhoods:
         """The neighbours at the largest radius and count, which serve every scale."""
-        radius = max(scale.radius for scale in self.scales)
-        count = max(scale.count for scale in self.scales)
         return Neighborhoods(
-            radius_search(positions, geometry, radius, count, geometry_mask),
-            radius_search(geometry, positions, radius, count, point_mask),
+            self.nearest(positions, geometry, geometry_mask),
+            self.nearest(geometry, positions, point_mask),
         )
+
+    def nearest(
+        self,
+        queries: Float[Array, "B Q D"],
+        points: Float[Array, "B M D"],
+        mask: Bool[Array, "B M"] | None,
+    ) -> Neighbors:
+        """The neighbours of queries at the largest radius and count; `mask` is of the points."""
+        return radius_search(queries, points, self.radius, self.count, mask)
 
     def __call__(self, searched: Cloud, neighbors: Neighbors) -> list[Float[Array, "B Q F"]]:
         """Features of the queries at each scale; arguments as of `NeighborFeatures`."""

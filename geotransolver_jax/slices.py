@@ -6,18 +6,28 @@ points by the same weights. Projections and weights exist for a chunk of points 
 and backward.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from flare_jax.activations import gelu
 from flare_jax.heads import HeadLinear, HeadScores, hide, map_into, map_out, visible
 from parallel import softmax
 from parallel.contraction import contract, product
-from parallel.streaming import Chunking, Held, Places, map_held, pull_back_sums, sum_over_points
+from parallel.streaming import (
+    Chunking,
+    Held,
+    Places,
+    map_held,
+    map_points,
+    pull_back_sums,
+    sum_over_points,
+)
 
 # Added to the sum of a slice's weights, as the reference does: an empty slice becomes zero.
 _EMPTY_SLICE = 1e-2
@@ -128,6 +138,38 @@ def _tokens_backward(residuals, gradients):
 
 
 _tokens.defvjp(_tokens_forward, _tokens_backward)
+
+
+class SlicePart(NamedTuple):
+    """What a part of the points gives to the slices.
+
+    Attributes:
+        sums: of values by weights.
+        totals: of weights.
+    """
+
+    sums: Float[Array, "B H S D"]
+    totals: Float[Array, "B H S"]
+
+
+def gather_part(points: Points, weights: SliceWeights) -> SlicePart:
+    """Sums over points of which others are elsewhere; see `flare_jax.phases`."""
+    sums, _ = sum_over_points(_pool, slice_chunking(weights), weights, {}, points)
+    return SlicePart(*sums)
+
+
+def merged_tokens(parts: Sequence[SlicePart]) -> Float[np.ndarray, "B H S D"]:
+    """Slice tokens of the points of all parts, on the host in float64."""
+    sums, totals = (sum(np.asarray(part[i], np.float64) for part in parts) for i in range(2))
+    return sums / (totals + _EMPTY_SLICE)[..., None]
+
+
+def give_back(
+    points: Points, weights: SliceWeights, tokens: Float[Array, "B H S D"], output: HeadLinear
+) -> Float[Array, "B N C"]:
+    """`slices_to_points` for points that need not be those of the tokens."""
+    chunking = slice_chunking(weights)
+    return map_points(_unpool, chunking, (weights, output), {"tokens": tokens}, points)
 
 
 def slices_to_points(

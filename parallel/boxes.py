@@ -6,6 +6,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+# Of a place on the curve of `curve_groups`.
+_CURVE_BITS = 30
+
 
 def compact_groups(
     points: Float[Array, "N D"], valid: Bool[Array, " N"], longest: int
@@ -37,6 +40,39 @@ def compact_groups(
         _, order = jax.lax.sort((along, order), num_keys=1)
         order = order.reshape(2 * len(order), -1)
     return order
+
+
+def curve_groups(
+    points: Float[Array, "N D"], valid: Bool[Array, " N"], longest: int, multiple: int
+) -> Int[Array, "G S"]:
+    """Groups as `compact_groups` makes them, for a number of points that may be symbolic.
+
+    How often halves are halved would depend on it. Here a group is a run along a Z-order curve
+    through the points' ranks along each axis, which adapt to clusters, too.
+
+    Args:
+        points: coordinates.
+        valid: points that count; the others come last.
+        longest: points that a group holds.
+        multiple: of which the number of groups is one.
+
+    Returns:
+        The groups; free places, of `N`, are the last.
+    """
+    total, width = points.shape
+    bits = _CURVE_BITS // width
+    coordinates = jnp.where(valid[:, None], points, jnp.inf)
+    ranks = jnp.argsort(jnp.argsort(coordinates, axis=0), axis=0).astype(jnp.float32)
+    cells = (ranks * (2**bits / jnp.float32(total))).astype(jnp.uint32)
+    cells = jnp.minimum(cells, 2**bits - 1)
+    code = jnp.zeros(total, jnp.uint32)
+    for bit in range(bits):
+        for axis in range(width):
+            code |= (cells[:, axis] >> bit & 1) << (bit * width + axis)
+    order = jnp.argsort(jnp.where(valid, code, 2**_CURVE_BITS))
+    groups = (total + longest * multiple - 1) // (longest * multiple) * multiple
+    free = groups * longest - total
+    return jnp.pad(order, (0, free), constant_values=total).reshape(groups, longest)
 
 
 def finite(points: Float[Array, "*N D"]) -> Bool[Array, "*N"]:

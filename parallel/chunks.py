@@ -3,6 +3,8 @@
 from collections.abc import Callable
 
 import jax
+from jax.core import min_dim
+from jax.export import is_symbolic_dim
 
 from parallel import mesh as mesh_lib
 from parallel.mesh import DATA, HEADS
@@ -18,8 +20,9 @@ def chunk_length(total: int, batch: int, heads: int, scores_an_entry: int) -> in
     """Length of the chunks in which to walk over an axis of attention scores.
 
     Args:
-        total: entries of the axis on one shard of the points.
-        batch: samples of the whole batch.
+        total: entries of the axis on one shard of the points; symbolic where a program is exported
+            for any number of them.
+        batch: samples of the whole batch; where it is symbolic a chunk is as long as for one.
         heads: all attention heads.
         scores_an_entry: scores that an entry has in each sample and head.
 
@@ -27,9 +30,13 @@ def chunk_length(total: int, batch: int, heads: int, scores_an_entry: int) -> in
         A length such that the scores of a chunk stay within a device's budget.
     """
     groups = mesh_lib.axis_size(DATA) * mesh_lib.axis_size(HEADS)
-    scores_an_entry = max(1, batch * heads * scores_an_entry // groups)
+    samples = 1 if is_symbolic_dim(batch) else batch
+    scores_an_entry = max(1, samples * heads * scores_an_entry // groups)
     budget = _SCORES_A_CHUNK.get(mesh_lib.platform(), _SCORES_A_CHUNK["gpu"])
-    longest = max(1, min(total, budget // scores_an_entry))
+    longest = max(1, budget // scores_an_entry)
+    if is_symbolic_dim(total):
+        return min_dim(longest, total)
+    longest = max(1, min(total, longest))
     # Equal chunks, if not many more: a shorter last one is compiled apart.
     fewest = max(1, -(-total // longest))
     most = fewest + min(fewest // 2, _CHUNKS_TRIED)
@@ -40,8 +47,14 @@ def chunk_length(total: int, batch: int, heads: int, scores_an_entry: int) -> in
 def for_chunks(total: int, length: int, body: Callable, carry):
     """Folds `carry = body(start, size, carry)` over consecutive chunks of an axis.
 
-    `start` may be traced; `size` is a Python integer: `length`, or less in the last chunk.
+    `start` may be traced; `size` is a Python integer, or symbolic where `total` is: `length`, or
+    less in the last chunk.
     """
+    if is_symbolic_dim(total):
+        # Whether entries are left behind chunks of one length is not known. But one always is.
+        full = (total - 1) // length
+        carry = jax.lax.fori_loop(0, full, lambda i, c: body(i * length, length, c), carry)
+        return body(full * length, total - full * length, carry)
     full, rest = divmod(total, length)
     if full == 1:
         carry = body(0, length, carry)

@@ -5,10 +5,14 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+from jax.export import is_symbolic_dim
 from jaxtyping import Array, Float
 
 from parallel import mesh as mesh_lib
 from parallel.precision import accumulation_dtype
+
+# For what a symbolic number of points or samples is taken where orders are weighed.
+_MANY = 2**10
 
 
 def product(equation: str, left: Float[Array, "..."], right: Float[Array, "..."]) -> jax.Array:
@@ -23,7 +27,8 @@ def product(equation: str, left: Float[Array, "..."], right: Float[Array, "..."]
         # A CPU multiplies in float32 anyway, and XLA's lacks some narrow products (JAX 0.10.2).
         left, right = left.astype(dtype), right.astype(dtype)
     of_left, of_right, result = _spelled_out(equation, left, right)
-    sizes = dict(zip(of_left + of_right, left.shape + right.shape, strict=True))
+    lengths = [_MANY if is_symbolic_dim(size) else size for size in left.shape + right.shape]
+    sizes = dict(zip(of_left + of_right, lengths, strict=True))
     pairs = (of_left, left), (of_right, right)
     (first, a), (second, b) = min(
         (pairs, pairs[::-1]), key=lambda pair: _copied(pair[0][0], pair[1][0], result, sizes)

@@ -7,11 +7,19 @@ lines run on one device.
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import (
+    AbstractDevice,
+    AbstractMesh,
+    AxisType,
+    Mesh,
+    NamedSharding,
+    use_abstract_mesh,
+)
 from jax.sharding import PartitionSpec as P
 
 DATA = "data"
@@ -124,6 +132,16 @@ def platform() -> str:
     device = jax.sharding.get_abstract_mesh().abstract_device
     name = jax.default_backend() if device is None else device.platform
     return "gpu" if name in ("cuda", "rocm") else name
+
+
+def tracing_for(platform: str) -> AbstractContextManager:
+    """Context of no mesh in which functions are traced for one device of any platform.
+
+    Args:
+        platform: as JAX calls it: `cpu`, `cuda`, `rocm` or `tpu`.
+    """
+    device = AbstractDevice(platform, num_cores=None, platform=platform)
+    return use_abstract_mesh(AbstractMesh((), (), abstract_device=device))
 
 
 def spec(*axes: str | None) -> P:

@@ -78,7 +78,7 @@ def _check(name: str, features, indices) -> None:
     shapes = f"features {features.shape}, indices {indices.dtype} {indices.shape}"
     if (
         not features.ndim == indices.ndim == 3
-        or len(features) != len(indices)
+        or features.shape[0] != indices.shape[0]
         or not jnp.issubdtype(indices.dtype, jnp.integer)
     ):
         raise ValueError(

@@ -17,6 +17,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import min_dim
+from jax.export import is_symbolic_dim
 from jaxtyping import Array, Bool, Float, Int
 
 from parallel import boxes, chunks, ring
@@ -185,11 +187,9 @@ def _search_shard(radius: float, count: int, queries, points, point_mask, *, axi
     batch, total, width = queries.shape
     sizes = _SIZES.get(mesh_lib.platform(), _SIZES["gpu"])
 
-    tiles = jax.vmap(partial(boxes.compact_groups, longest=sizes.tile))(
-        queries, boxes.finite(queries)
-    )
+    tiles = _groups(queries, boxes.finite(queries), sizes.tile, sizes.at_once)
     _, tile_count, tile = tiles.shape
-    at_once = min(tile_count, sizes.at_once)
+    at_once = min_dim(tile_count, sizes.at_once)
     groups = tile_count // at_once
     tiled = _rows(queries, tiles.reshape(batch, -1), jnp.nan)
     tiled = tiled.reshape(batch * groups, at_once, tile, width)
@@ -213,21 +213,32 @@ def _search_shard(radius: float, count: int, queries, points, point_mask, *, axi
             )
             return Best(*(chunks.put(a, f[None], i, 0) for a, f in zip(best, found, strict=True)))
 
-        return blocks, jax.lax.fori_loop(0, len(tiled), search, best)
+        return blocks, jax.lax.fori_loop(0, tiled.shape[0], search, best)
 
-    _, best = ring.around(fold, _blocks(points, point_mask, sizes.block, axis), best, axis)
+    together = -(-max(sizes.candidates, count) // sizes.block)
+    blocks = _blocks(points, point_mask, sizes.block, together, axis)
+    _, best = ring.around(fold, blocks, best, axis)
     # A query's place among the tiles.
     places = jax.vmap(jnp.argsort)(tiles.reshape(batch, -1))[:, :total]
     squares, indices = (_rows(x.reshape(batch, -1, count), places, 0) for x in best)
     return Neighbors(jnp.where(jnp.isfinite(squares), indices, -1), jnp.sqrt(squares))
 
 
-def _blocks(points, point_mask, longest: int, axis) -> Blocks:
-    """The blocks of one shard's points."""
+def _groups(points, valid, longest: int, multiple: int):
+    """Compact groups of each sample; where their number is symbolic, a multiple of so many."""
+    if is_symbolic_dim(points.shape[1]):
+        group = partial(boxes.curve_groups, longest=longest, multiple=multiple)
+    else:
+        group = partial(boxes.compact_groups, longest=longest)
+    return jax.vmap(group)(points, valid)
+
+
+def _blocks(points, point_mask, longest: int, multiple: int, axis) -> Blocks:
+    """The blocks of one shard's points; see `_groups`."""
     batch, total, _ = points.shape
     first = 0 if axis is None else jax.lax.axis_index(axis) * total
     valid = boxes.finite(points) if point_mask is None else boxes.finite(points) & point_mask
-    order = jax.vmap(partial(boxes.compact_groups, longest=longest))(points, valid)
+    order = _groups(points, valid, longest, multiple)
     flat = order.reshape(batch, -1)
     real = _rows(valid[..., None], flat, False)
     grouped = jnp.where(real, _rows(points, flat, 0), 0)

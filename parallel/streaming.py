@@ -16,12 +16,13 @@ arguments. Gradients flow to all leaves of floating type. Inside it a weight tha
 should have been broadcast to them: its gradient is then summed over them once, not for each chunk.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float
@@ -46,11 +47,14 @@ __all__ = [
     "Chunking",
     "Held",
     "Places",
+    "SoftmaxPart",
     "greatest_over_points",
     "map_held",
     "map_points",
+    "merged_softmax",
     "pull_back_sums",
     "softmax_over_points",
+    "softmax_part",
     "sum_over_points",
 ]
 
@@ -120,6 +124,37 @@ def softmax_over_points(
         The weighted values in float32 or wider, and what they were made of.
     """
     return _softmax(function, chunking, weights, latents, points)
+
+
+class SoftmaxPart(NamedTuple):
+    """What `softmax_over_points` makes of a part of the points, to be merged with other parts.
+
+    Attributes:
+        means: `(B, H, S, D)`, the weighted values.
+        log_sum_exp: `(B, H, S)`, of the scores.
+    """
+
+    means: Float[Array, "B H S D"]
+    log_sum_exp: Float[Array, "B H S"]
+
+
+def softmax_part(
+    function: Callable, chunking: Chunking, weights: Any, latents: Any, points: Any
+) -> SoftmaxPart:
+    """The softmax over points of which others are elsewhere; arguments as `softmax_over_points`.
+
+    No gradient flows through it. At least one point must be real.
+    """
+    arguments = jax.lax.stop_gradient((weights, latents, points))
+    _, (*_, means, log_sum_exp) = _softmax_forward(function, chunking, *arguments)
+    return SoftmaxPart(means, log_sum_exp)
+
+
+def merged_softmax(parts: Sequence[SoftmaxPart]) -> Float[np.ndarray, "B H S D"]:
+    """The weighted values of all parts, merged by log-sum-exp on the host, in float64."""
+    means, sums = (np.stack([np.asarray(part[i], np.float64) for part in parts]) for i in range(2))
+    shares = np.exp(sums - sums.max(0))
+    return (shares[..., None] * means).sum(0) / shares.sum(0)[..., None]
 
 
 def greatest_over_points(

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.core import min_dim
 from jaxtyping import Array, Float, Int
 
 from parallel import boxes
@@ -39,7 +40,7 @@ def search_tiles(
     tile_corners = (corner[:, None] for corner in boxes.bounds(tiles, real))
     far = boxes.box_square_distances(tuple(tile_corners), corners)
     count, size = best.indices.shape[-1], blocks.indices.shape[-1]
-    step = min(far.shape[1], -(-max(candidates, count) // size))
+    step = min_dim(far.shape[1], -(-max(candidates, count) // size))
 
     def goes_on(state):
         far, best = state

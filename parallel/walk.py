@@ -7,7 +7,9 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.core import min_dim
 from jax.experimental.layout import Layout, with_layout_constraint
+from jax.export import is_symbolic_dim
 from jaxtyping import Array, Int
 
 from parallel import chunks
@@ -58,7 +60,7 @@ class Chunking:
     def length(self, points: int, batch: int) -> int:
         """Points of a chunk of one shard, which holds so many points and samples."""
         if self.size is not None:
-            return min(self.size, points)
+            return min_dim(self.size, points)
         return chunks.chunk_length(points, batch, self.heads, self.width)
 
 
@@ -152,9 +154,10 @@ def _row_after_row(points):
 
     Left to itself, XLA's GPU compiler may lay out the points that a scan keeps for the gradient
     channel after channel, as a product that sums over the points has them: it then transposes those
-    of all layers at once, and holds them twice.
+    of all layers at once, and holds them twice. An exported program, of symbolic shapes, has no
+    gradient.
     """
-    if mesh_lib.platform() != "gpu":
+    if mesh_lib.platform() != "gpu" or any(map(is_symbolic_dim, points.shape)):
         return points
     return with_layout_constraint(points, Layout(tuple(range(points.ndim))))
 

@@ -86,6 +86,12 @@ def wait(process: subprocess.Popen, seconds: float = 120) -> Result:
     return Result(process.returncode, out, err)
 
 
+def printed_metrics(out: str) -> dict[str, str]:
+    """What `experiments.evaluate` printed, up to its table."""
+    lines = out.partition("\n\n")[0].splitlines()
+    return dict(line.split(maxsplit=1) for line in lines)
+
+
 def assert_one_line(text: str, *parts: str) -> None:
     """The text is one line that holds each of the parts."""
     assert len(text.strip().splitlines()) == 1, text

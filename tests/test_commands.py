@@ -6,7 +6,7 @@ import signal
 
 import matplotlib.pyplot as plt
 import pytest
-from commands import TINY, assert_one_line, call, compose, start, wait
+from commands import TINY, assert_one_line, call, compose, printed_metrics, start, wait
 
 from experiments import config as configs
 from experiments import evaluate, train
@@ -54,10 +54,6 @@ def run(sweep):
 
 def summary_of(folder) -> dict:
     return json.loads((folder / "summary.json").read_text())
-
-
-def metrics_of(printed: str) -> dict[str, str]:
-    return dict(line.split(maxsplit=1) for line in printed.splitlines())
 
 
 def test_sweep_makes_one_run_for_each_value(sweep):
@@ -148,7 +144,7 @@ def test_evaluation_prints_the_test_error_of_the_summary(run):
     result = call(evaluate.main, run)
     assert result.code == 0, result.err
     assert result.err == ""
-    metrics = metrics_of(result.out)
+    metrics = printed_metrics(result.out)
     assert metrics["test_relative_l2"] == f"{summary_of(run)['test_relative_l2']:.6f}"
     assert metrics["test_samples"] == "6"
     assert metrics["step"] == str(STEPS)
@@ -162,7 +158,7 @@ def test_evaluation_on_another_mesh_of_another_process_gives_the_same_error(run)
     process = start("-m", "experiments.evaluate", run, *mesh, JAX_DISABLE_MOST_OPTIMIZATIONS="1")
     result = wait(process)
     assert result.code == 0, result.err
-    metrics = metrics_of(result.out)
+    metrics = printed_metrics(result.out)
     assert metrics["device_mesh"] == "data=2 x points=2 x heads=1 (4 cpu devices)"
     # Printed with 6 decimals.
     expected = summary_of(run)["test_relative_l2"]

@@ -20,7 +20,7 @@ GROUPS = [
     if path.parent != CONFIG_DIR
 ]
 
-STORES = ("surface", "volume", "surface_volume")
+STORES = ("surface", "volume", "surface_volume", "bodies")
 MODEL_NAMES = "model.name: expected one of flare, transolver, geotransolver, geotransolver_fa"
 
 
@@ -108,7 +108,10 @@ def test_override_reaches_its_field_in_its_type():
             "model.name=flar",
             f"{MODEL_NAMES}; got 'flar'",
         ),
-        ("data.name=stokes", "data.name: expected one of darcy, airfoil, benchmark, store; got 'stokes'"),
+        (
+            "data.name=stokes",
+            "data.name: expected one of darcy, airfoil, benchmark, store; got 'stokes'",
+        ),
         ("data.resolution=${nowhere}", "data.resolution: interpolation key 'nowhere' not found"),
         ("train.steps", "'train.steps' missing EQUAL"),
     ],

@@ -172,6 +172,11 @@ def test_reading_the_position_changes_nothing():
     assert order == take(loader(), 4)
 
 
+def test_batches_of_one_sample_are_endless_too():
+    order = take(loader(batch_size=1), 2 * SAMPLES)
+    assert sorted(order[:SAMPLES]) == sorted(order[SAMPLES:]) == list(range(SAMPLES))
+
+
 def test_batch_larger_than_the_training_split_is_refused():
     with pytest.raises(ValueError, match="expected at most the 12 training samples; got 13"):
         loader(batch_size=13)
@@ -209,7 +214,13 @@ def test_evaluation_counts_every_sample_once(samples, axes):
 
 @pytest.mark.parametrize(("batch", "expected"), [(1, 16), (4, 16), (6, 18), (16, 16), (20, 20)])
 def test_evaluation_takes_a_multiple_of_the_training_batch(batch, expected):
-    assert evaluation_batch_size(batch) == expected
+    assert evaluation_batch_size(batch, 1000) == expected
+
+
+@pytest.mark.parametrize(("batch", "expected"), [(1, 2), (2, 2), (4, 4)])
+def test_evaluation_takes_few_samples_of_many_points(batch, expected):
+    assert evaluation_batch_size(batch, 100_000) == expected
+    assert evaluation_batch_size(batch, 10_000_000) == batch
 
 
 def test_rows_of_a_grid_are_padded_whole():

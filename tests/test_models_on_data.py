@@ -5,7 +5,7 @@ import json
 import jax
 import numpy as np
 import pytest
-from commands import TINY, call
+from commands import TINY, call, printed_metrics
 from conftest import on_mesh
 
 from experiments import evaluate, train
@@ -83,7 +83,7 @@ def test_model_trains_and_is_evaluated(model, data, cache, tmp_path):
 
     result = call(evaluate.main, str(tmp_path), "mesh.points=8")
     assert result.code == 0, result.err
-    printed = dict(line.split(maxsplit=1) for line in result.out.splitlines())
+    printed = printed_metrics(result.out)
     assert float(printed["test_relative_l2"]) == pytest.approx(
         summary["test_relative_l2"], rel=1e-4
     )

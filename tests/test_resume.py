@@ -163,6 +163,7 @@ def test_interrupted_run_has_the_same_results(whole, stopped):
     )
     for summary in (first, second):
         assert summary.pop("training_seconds") > 0
+        assert summary.pop("waiting_seconds") >= 0
     assert first == second
     picture = "predictions.png"
     assert (whole / picture).read_bytes() == (stopped.folder / picture).read_bytes()

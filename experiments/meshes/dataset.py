@@ -1,6 +1,7 @@
 """A store as a data set: its samples split, wired, read in windows, and integrated to forces."""
 
 import dataclasses
+import itertools
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,12 +12,15 @@ from jaxtyping import Float
 
 from experiments.batch import Cloud, Sample, Windows
 from experiments.description import Description, StreamDescription
+from experiments.meshes.checks import check_config, check_sample, entries, shuffled_kind
+from experiments.meshes.distances import with_distances
 from experiments.meshes.forces import force_coefficients, moment_coefficients, tractions
 from experiments.meshes.neighbor_cache import NeighborCache
 from experiments.meshes.rows import Rows
-from experiments.meshes.store import Arrays, Store, StoredSample
+from experiments.meshes.store import Store, StoredSample
 from experiments.meshes.wiring import Wired
 from experiments.moments import Moments, over_processes
+from experiments.prediction import COORDINATES
 from experiments.schema import StoreConfig, StreamConfig
 
 
@@ -42,18 +46,19 @@ class StoreSplit:
         Raises:
             ValueError: a sample lacks an array, or has other columns than the first.
         """
-        self._samples = [Wired(sample, config) for sample in samples]
+        asked = [*config.geometry, *itertools.chain(*map(entries, config.streams.values()))]
+        self._samples = [Wired(sample, config) for sample in with_distances(samples, asked)]
         self._config, self._resolution = config, resolution
         self._geometry_resolution = geometry_resolution
         self._streams = tuple(config.streams.values())
         self.neighbors: NeighborCache | None = None
-        described = [_checked(sample, config) for sample in self._samples]
+        described = [_checked(sample) for sample in self._samples]
         self.description = described[0]
         for sample, other in zip(self._samples, described, strict=True):
             problem = self.description.difference(other)
             if problem:
                 raise ValueError(
-                    f"{sample.arrays.path}: expected what {samples[0].path.name} has; got {problem}"
+                    f"{sample.arrays.path}: expected what {samples[0].name} has; got {problem}"
                 )
         self._lengths = [
             tuple(sample.length(entries(stream)) for stream in self._streams)
@@ -90,8 +95,8 @@ class StoreSplit:
 
     @property
     def has_quantities(self) -> bool:
-        """Whether forces are integrated."""
-        return self._config.forces.pressure is not None
+        """Whether forces are integrated, for which whole surfaces must be read."""
+        return self._config.forces.pressure is not None and self._resolution is None
 
     def num_points(self, index: int) -> tuple[int, ...]:
         """Points of each stream of a sample."""
@@ -108,7 +113,7 @@ class StoreSplit:
         sample = self._samples[index]
         own = (*seeds, zlib.crc32(sample.arrays.name.encode()))
         geometry_rows = self._rows(
-            sample.arrays,
+            sample,
             self._config.geometry,
             self._geometry_lengths[index],
             self._geometry_resolution,
@@ -121,7 +126,7 @@ class StoreSplit:
         for i, (stream, length, window) in enumerate(
             zip(self._streams, self._lengths[index], windows.streams, strict=True)
         ):
-            rows = self._rows(sample.arrays, stream.embedding, length, self._resolution, (*own, i))
+            rows = self._rows(sample, stream.embedding, length, self._resolution, (*own, i))
             clouds.append(cloud(sample, stream, rows, window)._replace(neighborhoods=found[i]))
         geometry, length = None, 0
         if self._config.geometry:
@@ -129,13 +134,11 @@ class StoreSplit:
             length = geometry_rows.count
         return Sample(tuple(clouds), geometry, length, tokens(sample))
 
-    def _rows(self, arrays: Arrays, names, length: int, count: int | None, seeds) -> Rows:
+    def _rows(self, sample: Wired, names, length: int, count: int | None, seeds) -> Rows:
         if not names:
             return Rows.all(0)
-        kind = names[0].partition("_")[0]
-        return Rows.drawn(
-            length, count, seeds, shuffled=kind in arrays.attributes.get("shuffled", ())
-        )
+        is_shuffled = shuffled_kind(sample, names) is not None
+        return Rows.drawn(length, count, seeds, shuffled=is_shuffled)
 
     def whole(self, index: int) -> Sample:
         """All that is read of a sample."""
@@ -150,8 +153,8 @@ class StoreSplit:
         """What decides on the coordinates that neighbours are searched among."""
         config = self._config
         return {
-            "streams": [stream.local_positions or stream.embedding[0] for stream in self._streams],
-            "geometry": config.geometry[:1],
+            "streams": [_searched(stream) for stream in self._streams],
+            "geometry": config.geometry,
             "frame": dataclasses.asdict(config.frame),
         }
 
@@ -159,11 +162,11 @@ class StoreSplit:
         """What neighbours are searched among: positions of each stream, and the geometry."""
         sample = self._samples[index]
         positions = [
-            sample.values([stream.local_positions or stream.embedding[0]], Rows.all(length))
+            sample.values(_searched(stream), Rows.all(length))
             for stream, length in zip(self._streams, self._lengths[index], strict=True)
         ]
-        geometry = sample.values(self._config.geometry[:1], Rows.all(self._geometry_lengths[index]))
-        return positions, geometry
+        geometry = sample.values(self._config.geometry, Rows.all(self._geometry_lengths[index]))
+        return positions, geometry[:, :COORDINATES]
 
     def moments(self) -> dict[str, Moments]:
         """Moments of all points of all samples, as `experiments.data.Split` has them.
@@ -202,25 +205,26 @@ class StoreSplit:
         sample, forces = self._samples[index], self._config.forces
         place = list(self._config.streams).index(forces.stream)
         stream = self._streams[place]
+        columns = self.description.streams[place].fields
         true = sample.values(stream.targets, Rows.all(self._lengths[index][place]))
-        predicted, true = (forces_of(sample, stream, each) for each in (fields[place], true))
+        predicted, true = (forces_of(sample, columns, each) for each in (fields[place], true))
         return {name: (predicted[name], true[name]) for name in true}
 
 
 def forces_of(
-    sample: Wired, stream: StreamConfig, fields: Float[np.ndarray, "N C_out"]
+    sample: Wired, columns: Sequence[str], fields: Float[np.ndarray, "N C_out"]
 ) -> dict[str, float]:
     """Force and moment coefficients of a surface.
 
     Args:
         sample: whose surface it is.
-        stream: of the surface.
-        fields: its targets, as a model gives them.
+        columns: names of the fields.
+        fields: targets of the surface's stream, as a model gives them.
 
     Raises:
         ValueError: the pressure or the shear is no target, or a number is missing.
     """
-    forces, columns = sample.config.forces, sample.columns(stream.targets)
+    forces = sample.config.forces
     pressure = _coefficient(sample, fields, columns, forces.pressure, "pressure")
     shear = None
     if forces.shear is not None:
@@ -228,7 +232,7 @@ def forces_of(
         shear = np.stack([_coefficient(sample, fields, columns, p, "stress") for p in parts], 1)
     arrays = sample.arrays
     force = tractions(arrays.read("surface_normals"), pressure, shear, inward=forces.inward)
-    areas, area = arrays.read("surface_areas"), sample.number(forces.area)
+    areas, area = np.ravel(arrays.read("surface_areas")), sample.number(forces.area)
     coefficients = force_coefficients(
         force, areas, {name: sample.vector(v) for name, v in forces.directions.items()}, area
     )
@@ -255,25 +259,27 @@ def _coefficient(sample: Wired, fields, columns, column: str, kind: str) -> np.n
     return sample.free_stream.coefficient(values, kind)
 
 
-def entries(stream: StreamConfig) -> list[str]:
-    """All entries of a stream, whose arrays have one length."""
-    positions = [] if stream.local_positions is None else [stream.local_positions]
-    return [*stream.embedding, *stream.fx, *positions, *stream.targets]
+def _searched(stream: StreamConfig) -> list[str]:
+    """Entries of the coordinates that neighbours of a stream are searched by."""
+    return stream.embedding if stream.local_positions is None else [stream.local_positions]
 
 
 def cloud(sample: Wired, stream: StreamConfig, rows: Rows, window: slice = slice(None)) -> Cloud:
     """A window of one stream; its targets only where the sample has them."""
-
-    def values(names: Sequence[str]) -> np.ndarray | None:
-        return sample.values(names, rows, window) if names else None
-
+    positions = [] if stream.local_positions is None else [stream.local_positions]
+    targets = stream.targets if sample.has(stream.targets) else []
+    parts = [stream.embedding, targets, stream.fx, positions]
+    # Together, so that an array that several of them name is read once.
+    values = sample.values([name for part in parts for name in part], rows, window)
+    ends = np.cumsum([len(sample.columns(part)) for part in parts])
+    split = np.split(values, ends[:-1], axis=1)
     return Cloud(
-        rows.count,
-        values(stream.embedding),
-        values(stream.targets) if sample.has(stream.targets) else None,
-        values(stream.fx),
-        values([] if stream.local_positions is None else [stream.local_positions]),
+        rows.count, *(each if part else None for part, each in zip(parts, split, strict=True))
     )
+
+
+def _kind(stream: StreamConfig) -> str:
+    return stream.embedding[0].partition("_")[0]
 
 
 def tokens(sample: Wired) -> np.ndarray | None:
@@ -296,6 +302,9 @@ def describe(sample: Wired) -> Description:
             len(sample.columns(stream.fx)),
             sample.columns(stream.targets),
             positions=stream.local_positions is not None,
+            kind=_kind(stream),
+            targets=sample.explicit(stream.targets),
+            on_cells=sample.arrays.attributes.get(f"{_kind(stream)}_on_cells", True),
         )
         for name, stream in config.streams.items()
     )
@@ -307,9 +316,8 @@ def describe(sample: Wired) -> Description:
     )
 
 
-def _checked(sample: Wired, config: StoreConfig) -> Description:
-    for stream in config.streams.values():
-        sample.length(entries(stream))
+def _checked(sample: Wired) -> Description:
+    check_sample(sample)
     return describe(sample)
 
 
@@ -322,8 +330,10 @@ def load_store(config: StoreConfig) -> dict[str, StoreSplit]:
 
     Raises:
         FileNotFoundError: there is no store.
-        ValueError: it has too few samples, or one that does not fit.
+        ValueError: it has too few samples, or one that does not fit, or the configuration asks for
+            what no store has.
     """
+    check_config(config)
     left, seeds = Store(Path(config.path)), np.random.default_rng(config.seed)
     names = list(seeds.permutation(left.names))
     taken = {}
@@ -357,5 +367,7 @@ def load_store(config: StoreConfig) -> dict[str, StoreSplit]:
     for split in others.values():
         problem = train.description.difference(split.description)
         if problem:
-            raise ValueError(f"{split.names[0]}: expected what {train.names[0]} has; got {problem}")
+            raise ValueError(
+                f"{split.stored(0).path}: expected what {train.stored(0).path} has; got {problem}"
+            )
     return {"train": train, **others}

@@ -132,7 +132,9 @@ def field_names(mesh: pyvista.DataSet) -> dict[str, str]:
 
 def surface_of(mesh: pyvista.DataSet) -> pyvista.PolyData:
     """A surface as one of polygons."""
-    return mesh if isinstance(mesh, pyvista.PolyData) else mesh.extract_surface()
+    if isinstance(mesh, pyvista.PolyData):
+        return mesh
+    return mesh.extract_surface(algorithm="dataset_surface")
 
 
 def sample_surface(

@@ -3,17 +3,13 @@
 import hashlib
 import json
 
-import jax
-from tqdm import tqdm
+import numpy as np
 
 from experiments.batch import Windows
-from experiments.meshes.store import Store, StoredSample, create_store, write_sample
+from experiments.meshes.beside import kept_beside
 from experiments.neighborhoods import find_neighborhoods
 from geotransolver_jax import Neighborhoods
 from parallel.neighbors import Neighbors
-
-_METADATA = ("zarr.json", ".zgroup")
-_OF = "found_of"
 
 
 class NeighborCache:
@@ -38,42 +34,29 @@ class NeighborCache:
         self.radius, self.count = radius, count
         searched = json.dumps(split.searched, sort_keys=True)
         digest = hashlib.sha256(searched.encode()).hexdigest()[:8]
-        store = split.stored(0).path.parent
-        self._folder = store.with_name(f"{store.name}.neighbors") / f"r{radius:g}_k{count}_{digest}"
-        if jax.process_index() == 0:
-            self._fill(split)
-        if jax.process_count() > 1:
-            from jax.experimental import multihost_utils
+        store = split.stored(0).path.resolve().parent
+        # All digits of the radius: another one finds other neighbours.
+        folder = store.with_name(f"{store.name}.neighbors") / f"r{radius}_k{count}_{digest}"
 
-            multihost_utils.sync_global_devices(str(self._folder))
-        found = Store(self._folder)
-        self._samples = {name: found.sample(name) for name in split.names}
-
-    def _fill(self, split) -> None:
-        missing = [i for i in range(len(split)) if not self._is_there(split.stored(i))]
-        if not missing:
-            return
-        self._folder.parent.mkdir(exist_ok=True)
-        create_store(self._folder)
-        for index in tqdm(missing, desc="Finding neighbours", unit="sample"):
+        def find(index: int) -> dict[str, np.ndarray]:
             positions, geometry = split.coordinates(index)
-            geometries = [geometry] * len(positions)
-            found = find_neighborhoods(positions, geometries, self.radius, self.count)
-            arrays = {
+            found = find_neighborhoods(positions, [geometry] * len(positions), radius, count)
+            return {
                 f"{i}_{of}_{part}": array
                 for i, both in enumerate(found)
                 for of, neighbors in both._asdict().items()
                 for part, array in neighbors._asdict().items()
             }
-            sample = split.stored(index)
-            write_sample(self._folder, sample.name, arrays, {_OF: _signature(sample)})
 
-    def _is_there(self, sample: StoredSample) -> bool:
+        samples = [split.stored(i) for i in range(len(split))]
         try:
-            kept = StoredSample(self._folder / sample.name)
-        except ValueError:
-            return False
-        return kept.attributes.get(_OF) == _signature(sample)
+            kept = kept_beside(folder, samples, find, "Finding neighbours")
+        except OSError as error:
+            raise ValueError(
+                f"{folder.parent}: expected a folder that can be written, or "
+                f"data.cache_neighbors=false; got {error.strerror}"
+            ) from error
+        self._samples = dict(zip(split.names, kept, strict=True))
 
     def read(self, name: str, windows: Windows) -> list[Neighborhoods]:
         """Those of each stream of a sample, of the points in its windows."""
@@ -88,9 +71,3 @@ class NeighborCache:
             )
             for i, window in enumerate(windows.streams)
         ]
-
-
-def _signature(sample: StoredSample) -> list[int]:
-    """What changes when a sample is written anew."""
-    files = [sample.path / name for name in _METADATA]
-    return [file.stat().st_mtime_ns for file in files if file.is_file()]

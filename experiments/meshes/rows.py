@@ -36,7 +36,9 @@ class Rows:
         return cls(total, total)
 
     @classmethod
-    def drawn(cls, total: int, count: int | None, seeds: tuple[int, ...], *, shuffled: bool):
+    def drawn(
+        cls, total: int, count: int | None, seeds: tuple[int, ...], *, shuffled: bool
+    ) -> "Rows":
         """A random subset.
 
         Args:

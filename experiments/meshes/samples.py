@@ -1,9 +1,10 @@
 """The samples of a folder of simulation files, and what of each goes into a store."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -160,7 +161,8 @@ def read_sample(
     surface_fields: Sequence[str] | None = None,
     volume_fields: Sequence[str] | None = None,
     *,
-    on_cells: bool = True,
+    where_there: bool = False,
+    on_cells: Mapping[str, bool] = MappingProxyType({}),
     distances: bool = True,
 ) -> Contents:
     """Reads the files of a sample.
@@ -171,7 +173,9 @@ def read_sample(
         source: the files.
         surface_fields: names of the fields of surfaces, in order; by default all.
         volume_fields: likewise of volumes.
-        on_cells: where a mesh without fields is sampled: at its cells, or at its points.
+        where_there: leave out fields that a mesh lacks.
+        on_cells: where meshes of a kind without fields are sampled: at their cells, or, if False,
+            at their points.
         distances: compute signed distances of a volume's points from the STL, where there is one.
 
     Raises:
@@ -181,13 +185,15 @@ def read_sample(
     contents = Contents()
     for path in source.meshes:
         mesh = files.read_mesh(path)
-        if files.is_volume(mesh):
-            sampled = files.sample_volume(path, mesh, volume_fields, on_cells=on_cells)
-            contents.parts.setdefault("volume", []).append(Part(path, mesh, sampled))
-        else:
-            surface = files.surface_of(mesh)
-            sampled = files.sample_surface(path, surface, surface_fields, on_cells=on_cells)
-            contents.parts.setdefault("surface", []).append(Part(path, surface, sampled))
+        kind = "volume" if files.is_volume(mesh) else "surface"
+        mesh = mesh if kind == "volume" else files.surface_of(mesh)
+        sample = files.sample_volume if kind == "volume" else files.sample_surface
+        fields = volume_fields if kind == "volume" else surface_fields
+        if where_there and fields is not None:
+            there = files.field_names(mesh)
+            fields = [name for name in fields if name in there]
+        sampled = sample(path, mesh, fields, on_cells=on_cells.get(kind, True))
+        contents.parts.setdefault(kind, []).append(Part(path, mesh, sampled))
     for kind, parts in contents.parts.items():
         _put(contents, kind, parts)
     if source.geometry:

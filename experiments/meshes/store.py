@@ -11,8 +11,9 @@ are cut into small chunks inside large files: a reader fetches what it asks for 
 
 import shutil
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from textwrap import shorten
 from typing import Any, Protocol
 
 import numpy as np
@@ -42,6 +43,9 @@ class Arrays(Protocol):
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of an array."""
+
+    def dtype(self, name: str) -> np.dtype:
+        """Type of an array."""
 
     def read(self, name: str, rows: slice = slice(None)) -> Shaped[np.ndarray, "n *C"]:
         """Rows of an array."""
@@ -96,25 +100,31 @@ class StoredSample:
         """
         return self._array(name).shape
 
+    def dtype(self, name: str) -> np.dtype:
+        """Type of an array.
+
+        Raises:
+            ValueError: the sample has no such array.
+        """
+        return self._array(name).dtype
+
     def read(self, name: str, rows: slice = slice(None)) -> Shaped[np.ndarray, "n *C"]:
         """Rows of an array.
 
         Raises:
             ValueError: the sample has no such array, or it cannot be read.
         """
-        array = self._array(name)
-        try:
-            return np.asarray(array[rows])
-        except Exception as error:  # damaged chunks reach many decoders
-            raise ValueError(
-                f"{self.path}: array {name!r}: expected readable values; got {one_line(error)}"
-            ) from error
+        return self._decoded(name, lambda array: array[rows])
 
     def read_rows(self, name: str, rows: Shaped[np.ndarray, " n"]) -> Shaped[np.ndarray, "n *C"]:
-        """Rows of an array by their numbers, in any order; of chunks only those that hold some."""
-        array = self._array(name)
+        """Rows of an array by their numbers, in any order; of chunks only those that hold some.
+
+        Raises:
+            ValueError: see `read`.
+        """
         order = np.argsort(rows, kind="stable")
-        values = np.asarray(array.get_orthogonal_selection((np.asarray(rows)[order],)))
+        selection = (np.asarray(rows)[order],)
+        values = self._decoded(name, lambda array: array.get_orthogonal_selection(selection))
         result = np.empty_like(values)
         result[order] = values
         return result
@@ -126,17 +136,15 @@ class StoredSample:
             ValueError: there are none of this name, or they are no finite numbers.
         """
         if name in self._arrays:
-            values = np.ravel(self.read(name, slice(None) if self.shape(name) else ()))
+            values = self.read(name, slice(None) if self.shape(name) else ())
         elif name in self.attributes:
-            values = np.ravel(self.attributes[name])
+            values = self.attributes[name]
         else:
             raise ValueError(
                 f"{self.path}: expected {name!r} as an array or an attribute; has arrays "
                 f"{', '.join(self.names)} and attributes {', '.join(self.attributes) or 'none'}"
             )
-        if not values.size or values.dtype.kind not in "fiu" or not np.isfinite(values).all():
-            raise ValueError(f"{self.path}: {name!r}: expected finite numbers; got {values}")
-        return values.astype(np.float64)
+        return _finite(self, name, values)
 
     def number(self, name: str) -> float:
         """The one number of this name.
@@ -145,6 +153,15 @@ class StoredSample:
             ValueError: see `numbers`; or there are several.
         """
         return one_number(self, name)
+
+    def _decoded(self, name: str, read: Callable[[zarr.Array], Any]) -> np.ndarray:
+        array = self._array(name)
+        try:
+            return np.asarray(read(array))
+        except Exception as error:  # damaged chunks reach many decoders
+            raise ValueError(
+                f"{self.path}: array {name!r}: expected readable values; got {one_line(error)}"
+            ) from error
 
     def _array(self, name: str) -> zarr.Array:
         if name not in self._arrays:
@@ -179,6 +196,14 @@ class HeldSample:
         """
         return self._array(name).shape
 
+    def dtype(self, name: str) -> np.dtype:
+        """Type of an array.
+
+        Raises:
+            ValueError: there is no such array.
+        """
+        return self._array(name).dtype
+
     def read(self, name: str, rows: slice = slice(None)) -> Shaped[np.ndarray, "n *C"]:
         """Rows of an array."""
         return self._array(name)[rows]
@@ -191,7 +216,7 @@ class HeldSample:
         """Numbers of the whole sample, a small array or an attribute.
 
         Raises:
-            ValueError: there are none of this name.
+            ValueError: there are none of this name, or they are no finite numbers.
         """
         if name not in self._held and name not in self.attributes:
             raise ValueError(
@@ -199,7 +224,7 @@ class HeldSample:
                 f"{', '.join((*self.names, *self.attributes)) or 'none'}"
             )
         source = self._held if name in self._held else self.attributes
-        return np.ravel(source[name]).astype(np.float64)
+        return _finite(self, name, source[name])
 
     def number(self, name: str) -> float:
         """The one number of this name."""
@@ -221,8 +246,23 @@ def one_number(arrays: Arrays, name: str) -> float:
     """
     values = arrays.numbers(name)
     if values.size != 1:
-        raise ValueError(f"{arrays.path}: {name!r}: expected one finite number; got {values}")
+        raise ValueError(
+            f"{arrays.path}: {name!r}: expected one finite number; got {values.size} of them"
+        )
     return float(values[0])
+
+
+def _finite(arrays: Arrays, name: str, given: Any) -> Float64[np.ndarray, " k"]:
+    try:
+        values = np.ravel(given)
+    except ValueError:  # lists of different length
+        values = np.empty(0)
+    if not values.size or values.dtype.kind not in "fiu" or not np.isfinite(values).all():
+        text = repr(given.tolist() if isinstance(given, np.ndarray) else given)
+        raise ValueError(
+            f"{arrays.path}: {name!r}: expected finite numbers; got {shorten(text, 60)}"
+        )
+    return values.astype(np.float64)
 
 
 class Store:
@@ -338,8 +378,13 @@ def remove_partial(store: Path, name: str) -> None:
 
 
 def _write_array(group: zarr.Group, name: str, values: np.ndarray) -> None:
+    # VTK's integers are of another C type of the same size, which Zarr does not know.
+    if values.dtype.kind in "iu":
+        values = values.astype(values.dtype.str)
+    # A reader takes a lost file for one of nothing but fills, which zeros would hide.
+    fill = np.nan if values.dtype.kind == "f" else 0
     if values.ndim == 0 or len(values) <= _CHUNK_POINTS:
-        group.create_array(name, data=values)
+        group.create_array(name, data=values, fill_value=fill)
         return
     rest = values.shape[1:]
     files = min(_CHUNKS_A_FILE, -(-len(values) // _CHUNK_POINTS))
@@ -349,5 +394,6 @@ def _write_array(group: zarr.Group, name: str, values: np.ndarray) -> None:
         dtype=values.dtype,
         chunks=(_CHUNK_POINTS, *rest),
         shards=(files * _CHUNK_POINTS, *rest),
+        fill_value=fill,
     )
     array[:] = values

@@ -6,6 +6,7 @@ by side make one input. Coordinates are taken in the sample's frame, and columns
 coefficients of the sample's free stream.
 """
 
+import math
 from collections.abc import Sequence
 from functools import cached_property
 
@@ -42,20 +43,31 @@ class Wired:
         Raises:
             ValueError: the centroid or the reference length cannot be had.
         """
-        length = self.number(self.config.frame.length)
+        length = self.positive("data.frame.length", self.config.frame.length)
         if not self.config.frame.centroid:
-            if not length > 0:
-                raise ValueError(
-                    f"{self.arrays.path}: data.frame.length: expected a positive number; "
-                    f"got {length}"
-                )
             return Frame(np.zeros(3), length)
-        for centers, areas in (
-            ("stl_centers", "stl_areas"),
-            ("surface_mesh_centers", "surface_areas"),
-        ):
-            if {centers, areas} <= set(self.arrays.names):
-                return Frame.of_surface(self.arrays.read(centers), self.arrays.read(areas), length)
+        names = self.frame_surface()
+        centers, areas = map(self.arrays.read, names)
+        try:
+            frame = Frame.of_surface(centers, np.ravel(areas), length)
+        except ValueError as error:
+            raise ValueError(f"{self.arrays.path}: {names[1]!r}: {error}") from error
+        if not np.isfinite(frame.origin).all():
+            raise ValueError(
+                f"{self.arrays.path}: {names[0]!r}, {names[1]!r}: expected a finite centroid; "
+                f"got {frame.origin.tolist()}"
+            )
+        return frame
+
+    def frame_surface(self) -> tuple[str, str]:
+        """Arrays of the centres and areas whose centroid the frame begins at.
+
+        Raises:
+            ValueError: there are none.
+        """
+        for names in (("stl_centers", "stl_areas"), ("surface_mesh_centers", "surface_areas")):
+            if set(names) <= set(self.arrays.names):
+                return names
         raise ValueError(
             f"{self.arrays.path}: data.frame.centroid: expected a surface or an STL with its "
             f"areas; has {', '.join(self.arrays.names)}"
@@ -83,9 +95,9 @@ class Wired:
         """
         first = None
         for name, _ in map(self._resolve, entries):
-            rows = self.arrays.shape(name)[0]
-            if rows == 0:
-                raise ValueError(f"{self.arrays.path}: array {name!r}: expected values; got none")
+            rows = next(iter(self.arrays.shape(name)), 0)
+            if not rows:
+                raise ValueError(f"{self.arrays.path}: array {name!r}: expected rows; got none")
             if first is not None and rows != first[1]:
                 raise ValueError(
                     f"{self.arrays.path}: array {name!r}: expected {first[1]} rows, as in "
@@ -98,6 +110,14 @@ class Wired:
         """Names of the columns of some entries side by side."""
         return tuple(column for _, columns in map(self._resolve, entries) for _, column in columns)
 
+    def explicit(self, entries: Sequence[str]) -> tuple[str, ...]:
+        """The columns of some entries as entries of their own."""
+        return tuple(
+            f"{array}.{column}"
+            for array, columns in map(self._resolve, entries)
+            for _, column in columns
+        )
+
     def values(
         self, entries: Sequence[str], rows: Rows, window: slice = _ALL
     ) -> Float32[np.ndarray, "n C"]:
@@ -106,7 +126,30 @@ class Wired:
         Raises:
             ValueError: an array is missing, cannot be read, or has a value that is not finite.
         """
-        return self._read(entries, lambda name: rows.read(self.arrays, name, window))
+        known, parts = {}, []
+        for name, columns in map(self._resolve, entries):
+            if name not in known:
+                read = rows.read(self.arrays, name, window)
+                width = math.prod(self.arrays.shape(name)[1:])
+                known[name] = self._in_frame(name, read.reshape(len(read), width))
+            parts += [self._column(known[name][:, i], column) for i, column in columns]
+        values = np.stack(parts, axis=1)
+        wrong = ~np.isfinite(values).all(0)
+        if wrong.any():
+            column = wrong.argmax()
+            raise ValueError(
+                f"{self.arrays.path}: {self.columns(entries)[column]!r}: expected finite values; "
+                f"got {np.count_nonzero(~np.isfinite(values[:, column]))} that are not"
+            )
+        return values
+
+    def _column(self, values: np.ndarray, column: str) -> Float32[np.ndarray, " n"]:
+        kind = self.kind(column)
+        if kind is not None:
+            # A pressure differs from that of the free stream in digits that float32 may not have.
+            values = self.free_stream.coefficient(values.astype(np.float64), kind)
+        with np.errstate(over="ignore"):  # found below, as infinity
+            return values.astype(np.float32)
 
     def numbers(self, names: Sequence[str]) -> Float32[np.ndarray, "1 C"]:
         """Numbers of the whole sample as one token."""
@@ -125,63 +168,73 @@ class Wired:
         ]
         return np.stack(parts, axis=1)
 
-    def _read(self, entries: Sequence[str], read) -> Float32[np.ndarray, "n C"]:
-        known, parts = {}, []
-        for name, columns in map(self._resolve, entries):
-            if name not in known:
-                values = read(name)
-                known[name] = self._in_frame(name, values.reshape(len(values), -1))
-            values = known[name][:, [i for i, _ in columns]].astype(np.float32)
-            kinds = [self.kind(column) for _, column in columns]
-            for i, kind in enumerate(kinds):
-                if kind is not None:
-                    values[:, i] = self.free_stream.coefficient(values[:, i], kind)
-            parts.append(values)
-        values = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
-        wrong = ~np.isfinite(values).all(0)
-        if wrong.any():
-            column = wrong.argmax()
-            raise ValueError(
-                f"{self.arrays.path}: {self.columns(entries)[column]!r}: expected finite values; "
-                f"got {np.count_nonzero(~np.isfinite(values[:, column]))} that are not"
-            )
-        return values
-
     def _in_frame(self, name: str, values: np.ndarray) -> np.ndarray:
-        if name.endswith(_COORDINATES):
+        if self.holds_coordinates(name):
             return self.frame.positions(values)
         if name.endswith(_DISTANCES):
             return values / self.frame.length
         return values
 
+    def holds_coordinates(self, array: str) -> bool:
+        """Whether an array is of coordinates, by its name."""
+        return array.endswith(_COORDINATES)
+
     def kind(self, column: str) -> str | None:
         """What a column is over the free stream, by its name or that of its vector."""
-        kinds = self.config.coefficients
-        return kinds.get(column) or kinds.get(column.rpartition("_")[0])
+        kinds, (vector, _, axis) = self.config.coefficients, column.rpartition("_")
+        return kinds.get(column) or (kinds.get(vector) if axis in _AXES else None)
 
     def number(self, value: float | str) -> float:
-        """A number, or that of this name."""
+        """A number, or that of this name.
+
+        Raises:
+            ValueError: there is none of this name, or it is not finite.
+        """
         try:
-            return float(value)
+            number = float(value)
         except ValueError:
             return self.arrays.number(value)
+        if not math.isfinite(number):
+            raise ValueError(
+                f"{self.arrays.path}: expected a finite number, or the name of one; got {value!r}"
+            )
+        return number
+
+    def positive(self, key: str, value: float | str) -> float:
+        """A number, or that of this name, of which a key of the configuration tells.
+
+        Raises:
+            ValueError: see `number`; or it is not positive.
+        """
+        number = self.number(value)
+        if not number > 0:
+            raise ValueError(f"{self.arrays.path}: {key}: expected a positive number; got {number}")
+        return number
 
     def vector(self, values: Sequence[float | str]) -> tuple[float, ...]:
         """Numbers, or those of these names."""
         return tuple(map(self.number, values))
 
     def has(self, entries: Sequence[str]) -> bool:
-        """Whether the arrays of some entries are there."""
-        return {entry.partition(".")[0] for entry in entries} <= set(self.arrays.names)
+        """Whether there is what some entries name."""
+        try:
+            self.columns(entries)
+        except ValueError:
+            return False
+        return True
 
     def _resolve(self, entry: str) -> tuple[str, list[tuple[int, str]]]:
-        """The array of an entry, and its columns by number and name."""
+        """The array of an entry, and its columns by number and name.
+
+        Raises:
+            ValueError: there is no such array or column.
+        """
         array, _, part = entry.partition(".")
-        names = self._column_names(array)
+        names = self.column_names(array)
         if not part:
             return array, list(enumerate(names))
         wanted = [part] if part in names else [f"{part}_{axis}" for axis in _AXES]
-        if part.isdecimal() and int(part) < len(names):
+        if part.isdecimal() and part not in names and int(part) < len(names):
             wanted = [names[int(part)]]
         if not set(wanted) <= set(names):
             raise ValueError(
@@ -190,11 +243,20 @@ class Wired:
             )
         return array, [(names.index(name), name) for name in wanted]
 
-    def _column_names(self, array: str) -> list[str]:
-        shape = self.arrays.shape(array)
-        width = int(np.prod(shape[1:]))
-        names = self.arrays.attributes.get(f"{array.removesuffix('_fields')}_field_names")
+    def column_names(self, array: str) -> list[str]:
+        """Names of the columns of an array, of its own or after it.
+
+        Raises:
+            ValueError: there is no such array, or its columns have other names than there are.
+        """
+        width = math.prod(self.arrays.shape(array)[1:])
+        attribute = f"{array.removesuffix('_fields')}_field_names"
+        names = self.arrays.attributes.get(attribute)
         if array.endswith("_fields") and names is not None:
+            if not isinstance(names, list | tuple) or len({*map(str, names)}) != len(names):
+                raise ValueError(
+                    f"{self.arrays.path}: {attribute!r}: expected names that differ; got {names}"
+                )
             if len(names) != width:
                 raise ValueError(
                     f"{self.arrays.path}: array {array!r}: expected {len(names)} columns, "

@@ -1,0 +1,80 @@
+"""What is computed once of the samples of a store, and kept in a folder beside it."""
+
+import contextlib
+import fcntl
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import jax
+import numpy as np
+from tqdm import tqdm
+
+from experiments.meshes.store import Store, StoredSample, create_store, write_sample
+
+_METADATA = ("zarr.json", ".zgroup", ".zattrs", ".zarray")
+_OF = "found_of"
+
+
+def kept_beside(
+    folder: Path,
+    samples: Sequence[StoredSample],
+    compute: Callable[[int], Mapping[str, np.ndarray]],
+    what: str,
+) -> list[StoredSample]:
+    """Arrays of samples from a folder, where those that are missing or too old are computed first.
+
+    On several hosts one of them does that, and the others wait.
+
+    Args:
+        folder: of these arrays; made if missing.
+        samples: of the store.
+        compute: the arrays of a sample, from its place among `samples`.
+        what: what is done, for the progress bar.
+
+    Returns:
+        For each sample what was computed of it.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    if jax.process_index() == 0 and _missing(folder, samples):
+        folder.parent.mkdir(exist_ok=True)
+        with _alone(folder.with_name(f".{folder.name}.lock")):
+            create_store(folder)
+            for index in tqdm(_missing(folder, samples), desc=what, unit="sample"):
+                attributes = {_OF: _signature(samples[index])}
+                write_sample(folder, samples[index].name, compute(index), attributes)
+    if jax.process_count() > 1:
+        from jax.experimental import multihost_utils
+
+        multihost_utils.sync_global_devices(str(folder))
+    found = Store(folder)
+    return [found.sample(sample.name) for sample in samples]
+
+
+def _missing(folder: Path, samples: Sequence[StoredSample]) -> list[int]:
+    return [i for i, sample in enumerate(samples) if not _is_there(folder, sample)]
+
+
+def _is_there(folder: Path, sample: StoredSample) -> bool:
+    try:
+        kept = StoredSample(folder / sample.name)
+    except ValueError:
+        return False
+    return kept.attributes.get(_OF) == _signature(sample)
+
+
+@contextlib.contextmanager
+def _alone(lock: Path) -> Iterator[None]:
+    """Waits for other jobs that fill the same folder, which would remove each other's files."""
+    with lock.open("w") as file:
+        with contextlib.suppress(OSError):  # of a file system without locks
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _signature(sample: StoredSample) -> list[int]:
+    """What changes when a sample, or an array of it, is written anew."""
+    folders = [sample.path, *(sample.path / name for name in sample.names)]
+    files = [folder / name for folder in folders for name in _METADATA]
+    return [file.stat().st_mtime_ns for file in files if file.is_file()]

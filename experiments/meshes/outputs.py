@@ -1,0 +1,123 @@
+"""Predicted fields written beside what they were predicted from."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pyvista
+
+from experiments.files import write_atomically
+from experiments.meshes.predicted import Input, Prediction, physical_fields, true_fields, vectors
+from experiments.meshes.store import write_sample
+
+# Where a mesh cannot be written as what it was read from.
+_SURFACE, _VOLUME = ".vtp", ".vtu"
+_WRITTEN = {
+    pyvista.PolyData: (".vtp", ".vtk"),
+    pyvista.UnstructuredGrid: (".vtu", ".vtk"),
+    pyvista.StructuredGrid: (".vts", ".vtk"),
+}
+
+
+def write_prediction(read: Input, prediction: Prediction, out: Path) -> list[Path]:
+    """Writes the predicted fields of a file.
+
+    Returns:
+        What was written: of a sample of several meshes, each of them.
+
+    Raises:
+        ValueError: it would be written over what was read.
+    """
+    arrays = [_arrays(read, place, prediction) for place in range(len(prediction.fields))]
+    if read.contents is not None and read.contents.parts:
+        return _write_meshes(read, arrays, out)
+    merged = {
+        f"{stream.kind}_{name}": values
+        for stream, own in zip(read.description.streams, arrays, strict=True)
+        for name, values in own.items()
+    }
+    if read.contents is None:
+        _refuse_same(read.path, out / read.path.name)
+        held = {name: read.wired.arrays.read(name) for name in read.wired.arrays.names}
+        write_sample(out, read.path.name, held | merged, _plain(read.wired.arrays.attributes))
+        return [out / read.path.name]
+    return [_write_arrays(read, merged, out)]
+
+
+def _arrays(read: Input, place: int, prediction: Prediction) -> dict[str, np.ndarray]:
+    """What is written of a stream, by name."""
+    columns = read.description.streams[place].fields
+    fields = physical_fields(read, place, prediction.fields[place])
+    true = true_fields(read, place)
+    parts = {"pred": fields}
+    if true is not None:
+        parts["error"] = fields - physical_fields(read, place, true)
+    if prediction.deviations is not None:
+        # A difference of fields: what is taken off a field to make a coefficient does not count.
+        zero = physical_fields(read, place, np.zeros_like(prediction.fields[place][:1]))
+        parts["std"] = physical_fields(read, place, prediction.deviations[place]) - zero
+    return {
+        f"{name}_{part}": np.squeeze(values[:, own], 1) if len(own) == 1 else values[:, own]
+        for part, values in parts.items()
+        for name, own in vectors(columns)
+    }
+
+
+def _write_meshes(read: Input, arrays: list[dict[str, np.ndarray]], out: Path) -> list[Path]:
+    written = []
+    for stream, own in zip(read.description.streams, arrays, strict=True):
+        start = 0
+        for part in read.contents.parts.get(stream.kind, []):
+            rows = slice(start, start + len(part.sampled.positions))
+            start = rows.stop
+            mesh = part.mesh.copy(deep=False)
+            data = mesh.cell_data if part.sampled.on_cells else mesh.point_data
+            for name, values in own.items():
+                data[name] = np.ascontiguousarray(values[rows])
+            path = out / _mesh_name(part.path, mesh)
+            _refuse_same(part.path, path)
+            write_atomically(path, mesh.save)
+            written.append(path)
+    return written
+
+
+def _mesh_name(path: Path, mesh: pyvista.DataSet) -> str:
+    endings = next((known for kind, known in _WRITTEN.items() if isinstance(mesh, kind)), None)
+    if endings is None:
+        return path.with_suffix(_VOLUME).name
+    return path.name if path.suffix.lower() in endings else path.with_suffix(endings[0]).name
+
+
+def _write_arrays(read: Input, predicted: Mapping[str, np.ndarray], out: Path) -> Path:
+    arrays = read.contents.arrays | predicted
+    numbers = _plain(read.contents.attributes)
+    if read.path.suffix.lower() in (".h5", ".hdf5"):
+        path = out / read.path.name
+
+        def write(temporary: Path) -> None:
+            with h5py.File(temporary, "w") as file:
+                for name, values in arrays.items():
+                    file[name] = values
+                file.attrs.update(numbers)
+
+    else:
+        path = out / f"{read.name}.npz"
+
+        def write(temporary: Path) -> None:
+            np.savez(temporary, **arrays, **numbers)
+
+    _refuse_same(read.path, path)
+    write_atomically(path, write)
+    return path
+
+
+def _plain(attributes: Mapping) -> dict:
+    """Numbers and names, without what tells where a store has them from."""
+    left = ("source", "options", "summary", "complete")
+    return {name: value for name, value in attributes.items() if name not in left}
+
+
+def _refuse_same(read: Path, written: Path) -> None:
+    if written.exists() and written.resolve() == read.resolve():
+        raise ValueError(f"--out: expected another folder than that of {read}; got the same")

@@ -1,0 +1,193 @@
+"""`python -m experiments.predict RUN FILES... --out DIR`: predicted fields on the points of meshes.
+
+A file is a mesh (VTK, STL), a file of arrays (HDF5, `.npz`), a folder of the files of one sample,
+or a sample of a store. It is written again with `*_pred` beside its fields, and `*_error` where
+these are there, in the units of the files.
+"""
+
+import argparse
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import jax
+
+from experiments import config as configs
+from experiments.cli import one_line_errors
+from experiments.description import Description
+from experiments.files import write_json
+from experiments.meshes.outputs import write_prediction
+from experiments.meshes.predicted import Input, Prediction, errors_of, read_input
+from experiments.run import describe_mesh, make_device_mesh
+from experiments.schema import StoreConfig
+from experiments.trained import restore
+from experiments.whole_cloud import CloudState, WholeCloud, dropout_moments
+
+SUMMARY = "predictions.json"
+
+
+@dataclass(frozen=True)
+class Options:
+    """How it is predicted.
+
+    Attributes:
+        checkpoint: `last` or `best`.
+        points_at_once: points that go through a layer at a time; by default as many as suit.
+        mc_dropout_samples: draws of the dropouts, whose mean and deviation are written; 0 for none.
+        seed: of these draws.
+        save_state: keep what further points can be predicted from, as `NAME.state.npz`.
+        state: such a file: the points of the files are predicted from it, not from each other.
+    """
+
+    checkpoint: str = "last"
+    points_at_once: int | None = None
+    mc_dropout_samples: int = 0
+    seed: int = 0
+    save_state: bool = False
+    state: Path | None = None
+
+
+def predict(
+    folder: Path, files: Sequence[Path], out: Path, overrides: list[str], options: Options
+) -> list[dict]:
+    """Predicts the fields of files.
+
+    Args:
+        folder: of the run.
+        files: see the module.
+        out: folder that is written to.
+        overrides: changes of the run's configuration, as in `mesh.points=4`.
+        options: see there.
+
+    Returns:
+        For each file its points, seconds and, where its fields are there, their errors.
+
+    Raises:
+        FileNotFoundError: there is no run, or no such file.
+        ValueError: a file does not have what the run reads, or the run is not of a store.
+    """
+    config = configs.load(folder, overrides)
+    if not isinstance(config.data, StoreConfig):
+        raise ValueError(
+            f"{folder}: expected a run on a store (data.name=store); got one on {config.data.name}"
+        )
+    if options.mc_dropout_samples == 1 or options.mc_dropout_samples < 0:
+        raise ValueError(
+            f"--mc-dropout-samples: expected 0, or at least 2; got {options.mc_dropout_samples}"
+        )
+    if options.points_at_once is not None and options.points_at_once < 1:
+        raise ValueError(f"--points-at-once: expected at least 1; got {options.points_at_once}")
+    _require_different(files)
+    data = Description.load(folder)
+    out.mkdir(parents=True, exist_ok=True)
+    mesh = make_device_mesh(config.mesh)
+    with jax.set_mesh(mesh):
+        trained = restore(folder, config, data, options.checkpoint)
+        whole = WholeCloud(trained.with_weights(), trained.state.statistics, options.points_at_once)
+        if options.mc_dropout_samples and not getattr(trained.model, "noisy", False):
+            raise ValueError(
+                f"--mc-dropout-samples: expected 0 for a model without dropout; "
+                f"got {options.mc_dropout_samples}"
+            )
+        state = None if options.state is None else CloudState.load(options.state)
+        rows = []
+        for path in files:
+            started = time.perf_counter()
+            read = read_input(path, config.data, data)
+            prediction, kept = _predict(whole, read, options, state)
+            written = write_prediction(read, prediction, out)
+            if options.save_state and kept is not None:
+                kept.save(out / f"{read.name}.state.npz")
+            row = {
+                "file": str(path),
+                "written": [str(each) for each in written],
+                "points": [len(fields) for fields in prediction.fields],
+                "seconds": round(time.perf_counter() - started, 2),
+                **errors_of(read, prediction),
+            }
+            rows.append(row)
+            print(_describe(row), flush=True)
+    summary = {
+        "run": str(folder),
+        "step": trained.step,
+        "device_mesh": describe_mesh(mesh),
+        "options": {k: str(v) if isinstance(v, Path) else v for k, v in asdict(options).items()},
+    }
+    write_json(out / SUMMARY, summary | {"files": rows})
+    return rows
+
+
+def _predict(
+    whole: WholeCloud, read: Input, options: Options, state: CloudState | None
+) -> tuple[Prediction, CloudState | None]:
+    deviations = None
+    if state is not None:
+        clouds = enumerate(read.sample.clouds)
+        return Prediction([whole.predict_from(state, i, cloud) for i, cloud in clouds]), None
+    fields, kept = whole.predict(read.sample)
+    if options.mc_dropout_samples:
+        moments = dropout_moments(whole, read.sample, options.mc_dropout_samples, options.seed)
+        fields, deviations = (list(parts) for parts in zip(*moments, strict=True))
+    return Prediction(fields, deviations), kept
+
+
+def _require_different(files: Sequence[Path]) -> None:
+    """Files of one name would be written over each other."""
+    seen: dict[str, Path] = {}
+    for path in files:
+        if path.name in seen:
+            raise ValueError(
+                f"{path}: expected files of different names; got {seen[path.name]} as well"
+            )
+        seen[path.name] = path
+
+
+def _describe(row: dict) -> str:
+    parts = [f"{row['file']}: {sum(row['points']):,} points in {row['seconds']:.1f} s"]
+    if "relative_l2" in row:
+        errors = (f"{name} {value:.4f}" for name, value in row["relative_l2"].items())
+        parts.append(f"relative L2 {', '.join(errors)}")
+    for name, (predicted, *true) in row.get("forces", {}).items():
+        parts.append(f"{name} {predicted:.4f}" + (f" ({true[0]:.4f})" if true else ""))
+    return "; ".join(parts)
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments.predict", description="Predicted fields on meshes."
+    )
+    parser.add_argument("run", type=Path, help="the run's folder")
+    parser.add_argument(
+        "files", nargs="+", help="meshes, files of arrays, folders of a sample; or mesh.points=4"
+    )
+    parser.add_argument("--out", type=Path, required=True, help="folder that is written to")
+    parser.add_argument("--checkpoint", choices=("last", "best"), default="last")
+    parser.add_argument(
+        "--points-at-once", type=int, help="points that go through a layer at a time"
+    )
+    parser.add_argument(
+        "--mc-dropout-samples",
+        type=int,
+        default=0,
+        help="draws of the dropouts, whose mean and standard deviation are written",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of these draws")
+    parser.add_argument(
+        "--save-state",
+        action="store_true",
+        help="keep what further points can be predicted from, as NAME.state.npz",
+    )
+    parser.add_argument("--state", type=Path, help="predict the points from such a file alone")
+    given = vars(parser.parse_intermixed_args())
+    run, files, out = given.pop("run"), given.pop("files"), given.pop("out")
+    paths = [Path(file) for file in files if "=" not in file or Path(file).exists()]
+    overrides = [file for file in files if Path(file) not in paths]
+    if not paths:
+        raise ValueError("predict: expected at least one file; got none")
+    predict(run, paths, out, overrides, Options(**given))
+
+
+if __name__ == "__main__":
+    one_line_errors(main)

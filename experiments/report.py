@@ -1,0 +1,107 @@
+"""`python -m experiments.report RUN`: one page of a run's losses, test errors and pictures.
+
+`report.html` in the run's folder needs no other file; the metrics are written beside it.
+"""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from experiments.batch import Windows
+from experiments.cli import one_line_errors
+from experiments.data import AirfoilSplit, Dataset, GridSplit
+from experiments.evaluate import Evaluated, evaluate_run
+from experiments.figures import picture
+from experiments.logs import read_log
+from experiments.report_pages import ReportContent, metrics_table, write_report
+from experiments.sample_pictures import render_points
+
+REPORT_FILE = "report.html"
+
+
+def best_median_worst(errors: Sequence[float]) -> list[int]:
+    """The samples of least, middle and greatest error, without repetitions."""
+    order = np.argsort(errors, kind="stable")
+    return list(dict.fromkeys(int(order[i]) for i in (0, (len(order) - 1) // 2, -1)))
+
+
+def pictures_of(evaluated: Evaluated) -> list[tuple[str, bytes]]:
+    """Captions and pictures of the samples whose predictions were kept."""
+    dataset, pictures = evaluated.dataset, []
+    names = dataset.splits["test"].names
+    errors = list(evaluated.sample_errors.values())
+    ranks = dict(zip(best_median_worst(errors), ("best", "median", "worst"), strict=False))
+    for index, fields in evaluated.result.predictions.items():
+        caption = f"{ranks[index]}: {names[index]}, relative L2 {errors[index]:.4f}"
+        drawn = _pictures_of_sample(dataset, index, fields, names[index])
+        pictures += [(f"{caption}{rest}", png) for rest, png in drawn]
+    return pictures
+
+
+def _pictures_of_sample(dataset: Dataset, index: int, fields, name: str):
+    split = dataset.splits["test"]
+    if isinstance(split, AirfoilSplit | GridSplit):
+        yield "", picture(dataset, {index: fields})
+        return
+    streams = dataset.description.streams
+    sample = split.read(index, Windows((slice(None),) * len(streams)))
+    for stream, cloud, predicted in zip(streams, sample.clouds, fields, strict=True):
+        positions = cloud.embedding if cloud.positions is None else cloud.positions
+        for i, field in enumerate(stream.fields):
+            png = render_points(
+                positions[:, :3],
+                cloud.target[:, i],
+                predicted[:, i],
+                field=field,
+                surface=stream.kind == "surface",
+                title=name,
+            )
+            yield f", {field}", png
+
+
+def report(folder: Path, overrides: list[str], which: str) -> Evaluated:
+    """Evaluates a run and writes its page and its metrics; arguments as `evaluate_run`."""
+    evaluated = evaluate_run(folder, overrides, which, best_median_worst)
+    if jax.process_index() == 0:
+        config, facts = evaluated.config, evaluated.facts
+        content = ReportContent(
+            title=f"{config.data.name} with {config.model.name}",
+            facts={
+                "run": str(folder),
+                "model": config.model.name,
+                "parameters": f"{facts['parameters']:,}",
+                "trained": f"{facts['step']:,} of {config.train.steps:,} steps",
+                "device mesh": facts["device_mesh"],
+                "test samples": str(len(evaluated.sample_errors)),
+            },
+            metrics=evaluated.fields,
+            quantities=evaluated.result.quantities,
+            sample_names=list(evaluated.sample_errors),
+            log=read_log(folder),
+            sample_errors=evaluated.sample_errors,
+            pictures=pictures_of(evaluated),
+        )
+        evaluated.write(folder)
+        write_report(folder / REPORT_FILE, content)
+    return evaluated
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments.report", description="A page on a trained run."
+    )
+    parser.add_argument("run", type=Path, help="the run's folder, as in runs/darcy_flare")
+    parser.add_argument("overrides", nargs="*", help="changes, as in mesh.points=4")
+    parser.add_argument("--checkpoint", choices=("last", "best"), default="last")
+    arguments = parser.parse_args()
+    evaluated = report(arguments.run, arguments.overrides, arguments.checkpoint)
+    print(metrics_table(evaluated.fields))
+    print(f"see {arguments.run / REPORT_FILE}")
+
+
+if __name__ == "__main__":
+    one_line_errors(main)

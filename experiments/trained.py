@@ -1,0 +1,66 @@
+"""A trained run, brought back from its folder."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+from flax import nnx
+
+from experiments.checkpoints import Checkpoints
+from experiments.data import statistics_like
+from experiments.description import Description
+from experiments.optimizer import make_optimizer
+from experiments.run import build_model
+from experiments.schema import ExperimentConfig
+from experiments.training import TrainState, abstract_state
+
+
+class Trained(NamedTuple):
+    """A model and its weights on the mesh of the context.
+
+    Attributes:
+        model: with weights of no meaning.
+        state: without the optimizer's state, which may be twice the weights.
+        step: optimizer steps taken.
+        best: step of the best checkpoint.
+    """
+
+    model: nnx.Module
+    state: TrainState
+    step: int
+    best: int | None
+
+    def with_weights(self) -> nnx.Module:
+        """The model with the weights that are evaluated, in evaluation mode."""
+        graph, _, rest = nnx.split(self.model, nnx.Param, ...)
+        model = nnx.merge(graph, self.state.evaluated_params, rest)
+        model.eval()
+        return model
+
+
+def restore(folder: Path, config: ExperimentConfig, data: Description, which: str) -> Trained:
+    """Reads a checkpoint of a run, onto the mesh of the context.
+
+    Args:
+        folder: the run's folder.
+        config: its configuration.
+        data: description of its data.
+        which: `last` or `best` checkpoint.
+
+    Raises:
+        FileNotFoundError: there is no checkpoint.
+        ValueError: it is damaged or of another model.
+    """
+    model = build_model(config.model, data, config.train.seed)
+    checkpoints = Checkpoints(folder, read_only=True)
+    step = checkpoints.best() if which == "best" else checkpoints.latest()
+    if step is None:
+        raise FileNotFoundError(f"{folder}: has no checkpoint yet")
+    like = abstract_state(
+        model,
+        make_optimizer(config.optimizer, config.train.steps),
+        statistics_like(data),
+        config.train.seed,
+        average=config.optimizer.ema_decay is not None,
+    )
+    state, _ = checkpoints.restore(step, like._replace(optimizer=None))
+    return Trained(model, state, step, checkpoints.best())

@@ -1,0 +1,263 @@
+"""A run predicts on files that it has never seen, in any format, and reports on itself."""
+
+import csv
+import json
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from commands import assert_one_line, call
+
+pyvista = pytest.importorskip("pyvista")
+pytest.importorskip("zarr")
+
+from experiments import convert, evaluate, predict, report, train  # noqa: E402
+from experiments.meshes.store import StoredSample  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("compile_fast")
+
+TINY = ["model.n_layers=2", "model.n_hidden=16", "model.n_head=2", "model.slice_num=4"]
+STEPS = ["train.steps=2", "train.checkpoint_every=2", "train.batch_size=2"]
+SPEED, DENSITY = 30.0, 1.2
+DYNAMIC = 0.5 * DENSITY * SPEED**2
+
+
+def body(radius: float):
+    return pyvista.Sphere(radius=radius, theta_resolution=10, phi_resolution=8)
+
+
+def pressure(points: np.ndarray, radius: float) -> np.ndarray:
+    """That on a sphere in an ideal flow, in Pa."""
+    return (DYNAMIC * (1 - 2.25 * (1 - (points[:, 0] / radius) ** 2))).astype(np.float32)
+
+
+def write_sample(folder: Path, radius: float) -> None:
+    """A surface with pressure on cells, a volume with velocity on points, an STL and numbers."""
+    folder.mkdir(parents=True)
+    surface = body(radius)
+    surface.cell_data["p"] = pressure(np.asarray(surface.cell_centers().points), radius)
+    surface.save(folder / "boundary.vtp")
+    body(radius).save(folder / "body.stl")
+    grid = pyvista.ImageData(dimensions=(6, 5, 4), spacing=(1, 1, 1), origin=(-2.5, -2, -1.5))
+    volume = grid.cast_to_unstructured_grid()
+    volume.point_data["U"] = (SPEED * np.cos(volume.points * radius)).astype(np.float32)
+    volume.save(folder / "volume.vtu")
+    numbers = {"stream_velocity": SPEED, "air_density": DENSITY, "radius": radius}
+    (folder / "parameters.json").write_text(json.dumps(numbers))
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Path:
+    """Eight samples as files and as a store."""
+    place = tmp_path_factory.mktemp("predict")
+    for i in range(8):
+        write_sample(place / "files" / f"run_{i}", 0.5 + 0.05 * i)
+    result = call(convert.main, place / "files", place / "store", "--workers", "1")
+    assert result.code == 0, result.err
+    return place
+
+
+def trained(place: Path, name: str, *overrides: str) -> Path:
+    run = place / name
+    overrides = [f"data.path={place / 'store'}", *overrides, *TINY, *STEPS]
+    result = call(train.main, *overrides, f"hydra.run.dir={run}", "data.test=3")
+    assert result.code == 0, result.err
+    return run
+
+
+FLOW = [
+    "data.free_stream.density=air_density",
+    "data.free_stream.velocity=stream_velocity",
+    "data.global_embedding=[radius]",
+]
+
+
+@pytest.fixture(scope="module")
+def surface_run(place) -> Path:
+    forces = ["data.forces.pressure=p", "+data.forces.directions={drag: [1, 0, 0]}"]
+    coefficients = "+data.coefficients={p: pressure}"
+    options = ["model=flare", "data=surface", coefficients, *FLOW, *forces]
+    return trained(place, "surface_run", *options)
+
+
+@pytest.fixture(scope="module")
+def both_run(place) -> Path:
+    options = ["model=geotransolver", "data=surface_volume", "data.resolution=40", *FLOW]
+    dropout = ["model.concrete_dropout=true", "model.dropout=0.3"]
+    return trained(place, "both_run", *options, *dropout)
+
+
+def predicted(run: Path, out: Path, *arguments) -> list[dict]:
+    result = call(predict.main, run, *arguments, "--out", out)
+    assert result.code == 0, result.err
+    return json.loads((out / predict.SUMMARY).read_text())["files"]
+
+
+def test_a_mesh_is_written_again_with_its_prediction_and_error(place, surface_run, tmp_path):
+    file = place / "files" / "run_3" / "boundary.vtp"
+    (row,) = predicted(surface_run, tmp_path, file)
+    before, after = pyvista.read(file), pyvista.read(tmp_path / "boundary.vtp")
+    np.testing.assert_array_equal(after.points, before.points)
+    np.testing.assert_array_equal(after.faces, before.faces)
+    np.testing.assert_array_equal(after.cell_data["p"], before.cell_data["p"])
+    error = after.cell_data["p_pred"] - after.cell_data["p"]
+    # Pressures of hundreds of Pa, in float32.
+    np.testing.assert_allclose(after.cell_data["p_error"], error, atol=1e-3)
+    relative = np.linalg.norm(error) / np.linalg.norm(after.cell_data["p"])
+    assert row["relative_l2"]["p"] == pytest.approx(relative, rel=1e-4)
+    # In Pa, though the run learned coefficients.
+    assert np.abs(after.cell_data["p_pred"]).mean() > 10
+    # The drag of a sphere in an ideal flow.
+    assert row["forces"]["drag"][1] == pytest.approx(0, abs=1e-3)
+
+
+def test_a_prediction_is_what_the_evaluation_saw(place, surface_run, tmp_path):
+    result = call(evaluate.main, surface_run)
+    assert result.code == 0, result.err
+    with (surface_run / "samples.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 3
+    for row in rows:
+        (found,) = predicted(surface_run, tmp_path, place / "store" / row["sample"])
+        assert found["relative_l2"]["p"] == pytest.approx(float(row["relative_l2"]), rel=1e-4)
+        drag = [float(row[f"drag_{of}"]) for of in ("predicted", "true")]
+        assert found["forces"]["drag"] == pytest.approx(drag, abs=1e-5)
+
+
+def test_an_stl_is_a_surface_without_truth(place, surface_run, tmp_path):
+    files = [place / "files" / "run_3" / "body.stl", place / "files" / "run_3" / "boundary.vtp"]
+    of_stl, _ = predicted(surface_run, tmp_path, *files)
+    assert "relative_l2" not in of_stl
+    fields = [pyvista.read(tmp_path / name).cell_data for name in ("body.vtp", "boundary.vtp")]
+    assert list(fields[0]) == ["p_pred"]
+    # An STL has its own corners for each triangle, in its own order of rounding.
+    np.testing.assert_allclose(fields[0]["p_pred"], fields[1]["p_pred"], rtol=1e-3, atol=0.1)
+
+
+@pytest.mark.parametrize("ending", [".npz", ".h5"])
+def test_files_of_arrays_are_predicted_as_such(ending, place, surface_run, tmp_path):
+    sample = StoredSample(place / "store" / "run_2")
+    arrays = {name: sample.read(name) for name in sample.names if name.startswith("surface")}
+    numbers = {name: sample.number(name) for name in ("radius", "stream_velocity", "air_density")}
+    file = tmp_path / f"mine{ending}"
+    if ending == ".npz":
+        np.savez(file, **arrays, **numbers, surface_field_names=["p"])
+    else:
+        with h5py.File(file, "w") as h5:
+            for name, values in arrays.items():
+                h5[name] = values
+            h5.attrs.update(numbers, surface_field_names=["p"])
+    rows = predicted(surface_run, tmp_path / "out", file, place / "store" / "run_2")
+    assert rows[0]["relative_l2"]["p"] == pytest.approx(rows[1]["relative_l2"]["p"], rel=1e-5)
+    if ending == ".npz":
+        found = np.load(tmp_path / "out" / "mine.npz")
+    else:
+        found = h5py.File(tmp_path / "out" / "mine.h5")
+    stored = StoredSample(tmp_path / "out" / "run_2")
+    for name in ("surface_fields", "surface_p_pred", "surface_p_error"):
+        # Of the second in float32, added up in another order.
+        np.testing.assert_allclose(found[name][()], stored.read(name), rtol=1e-4, atol=1e-2)
+    found.close()
+
+
+def test_a_folder_of_two_streams_becomes_two_meshes(place, both_run, tmp_path):
+    (row,) = predicted(both_run, tmp_path, place / "files" / "run_5")
+    assert row["points"] == [body(1).n_cells, 6 * 5 * 4]
+    assert set(row["relative_l2"]) == {"p", "U_x", "U_y", "U_z"}
+    volume = pyvista.read(tmp_path / "volume.vtu")
+    assert volume.point_data["U_pred"].shape == (120, 3)
+    error = volume.point_data["U_pred"] - volume.point_data["U"]
+    np.testing.assert_allclose(volume.point_data["U_error"], error, atol=1e-4)
+    assert "p_pred" in pyvista.read(tmp_path / "boundary.vtp").cell_data
+
+
+def test_parts_and_devices_change_nothing(place, both_run, tmp_path):
+    file = place / "files" / "run_5"
+    predicted(both_run, tmp_path / "a", file)
+    predicted(both_run, tmp_path / "b", file, "mesh.points=4", "--points-at-once", "16")
+    for name, of, field in (("volume.vtu", "point_data", "U"), ("boundary.vtp", "cell_data", "p")):
+        a, b = (getattr(pyvista.read(tmp_path / out / name), of) for out in "ab")
+        scale = np.abs(a[f"{field}_pred"]).max()
+        np.testing.assert_allclose(a[f"{field}_pred"], b[f"{field}_pred"], atol=2e-6 * scale)
+
+
+def test_further_points_are_predicted_from_a_state(place, surface_run, tmp_path):
+    file = place / "files" / "run_3" / "boundary.vtp"
+    predicted(surface_run, tmp_path / "a", file, "--save-state")
+    whole = pyvista.read(tmp_path / "a" / "boundary.vtp")
+    half = pyvista.read(file).extract_cells(range(20)).extract_surface(algorithm=None)
+    half.save(tmp_path / "boundary.vtp")
+    (tmp_path / "parameters.json").write_text((file.parent / "parameters.json").read_text())
+    state = tmp_path / "a" / "boundary.state.npz"
+    # The whole body's centroid would be its own: this run has no frame.
+    predicted(surface_run, tmp_path / "b", tmp_path / "boundary.vtp", "--state", state)
+    some = pyvista.read(tmp_path / "b" / "boundary.vtp").cell_data["p_pred"]
+    np.testing.assert_allclose(some, whole.cell_data["p_pred"][:20], rtol=1e-4, atol=1e-2)
+
+
+def test_draws_of_dropout_give_a_deviation(place, both_run, tmp_path):
+    file = place / "files" / "run_5"
+    predicted(both_run, tmp_path, file, "--mc-dropout-samples", "3")
+    volume = pyvista.read(tmp_path / "volume.vtu").point_data
+    assert volume["U_std"].shape == (120, 3)
+    assert volume["U_std"].min() > 0
+
+
+def test_a_run_reports_on_itself(both_run):
+    result = call(report.main, both_run)
+    assert result.code == 0, result.err
+    page = (both_run / report.REPORT_FILE).read_text()
+    assert "http://" not in page
+    assert "https://" not in page
+    for part in ("surface/p", "volume/U_x", "best: ", "worst: ", "image/png;base64"):
+        assert part in page
+    table = json.loads((both_run / "metrics.json").read_text())
+    assert [row["field"] for row in table][-1] == "total"
+    assert "total" in result.out
+
+
+# Bad input ---------------------------------------------------------------------------------------
+
+
+def refused(run: Path, out: Path, *arguments) -> str:
+    before = set(out.glob("*"))
+    result = call(predict.main, run, *arguments, "--out", out)
+    assert result.code == 2
+    assert_one_line(result.err, "expected", "got")
+    assert set(out.glob("*")) == before
+    return result.err
+
+
+def test_files_that_cannot_be_predicted_are_named(place, surface_run, both_run, tmp_path):
+    out, files = tmp_path / "out", place / "files"
+    nothing = call(predict.main, surface_run, files / "nothing.vtp", "--out", out).err
+    assert_one_line(nothing, "nothing.vtp: expected a file")
+    (tmp_path / "notes.txt").write_text("notes")
+    assert "ending in one of" in refused(surface_run, out, tmp_path / "notes.txt")
+    (tmp_path / "empty").mkdir()
+    assert "files of one sample" in refused(surface_run, out, tmp_path / "empty")
+    body(1.0).save(tmp_path / "alone.vtp")
+    missing = call(predict.main, surface_run, tmp_path / "alone.vtp", "--out", out).err
+    assert_one_line(missing, "alone.vtp", "radius")
+    volume = files / "run_1" / "volume.vtu"
+    assert_one_line(
+        call(predict.main, surface_run, volume, "--out", out).err, "surface_mesh_center"
+    )
+    same = [files / f"run_{i}" / "boundary.vtp" for i in (1, 2)]
+    assert "different names" in refused(surface_run, out, *same)
+    assert "another folder" in refused(surface_run, files / "run_1", same[0])
+    assert "0 for a model without dropout" in refused(
+        surface_run, out, same[0], "--mc-dropout-samples", "4"
+    )
+    assert "at least 2" in refused(both_run, out, files / "run_1", "--mc-dropout-samples", "1")
+    assert "at least 1" in refused(both_run, out, files / "run_1", "--points-at-once", "0")
+    assert "at least one file" in refused(both_run, out, "mesh.points=2")
+
+
+def test_a_run_of_other_data_is_refused(tmp_path):
+    from commands import TINY as DARCY
+
+    run = tmp_path / "darcy"
+    assert call(train.main, *DARCY, f"hydra.run.dir={run}").code == 0
+    assert "expected a run on a store" in refused(run, tmp_path / "out", tmp_path)
