@@ -137,6 +137,7 @@ class Plan:
             statistics_like(self.widths.description()),
             0,
             average=average,
+            shard=self.config.mesh.shard_parameters,
         )
         batch = self.widths.batch(self.config.train.batch_size, points, geometry, self.neighbors)
         step = make_step(self.model, self.optimizer, self.config.optimizer.ema_decay, state)

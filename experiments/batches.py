@@ -1,14 +1,17 @@
 """Batches of a split on the device mesh: shuffled for training, in order for evaluation."""
 
 import math
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import grain
+import jax
 import numpy as np
 
 from experiments.batch import Batch, Sample, Stream, Windows
+from experiments.cli import one_line
 from experiments.data import Split
 from geotransolver_jax import Neighborhoods
 from parallel.neighbors import Neighbors
@@ -153,6 +156,7 @@ class Loader:
 
     Attributes:
         waited: seconds that `next` has waited for what was not read yet.
+        bad: what is wrong with samples that were skipped, by their number.
     """
 
     def __init__(
@@ -163,6 +167,8 @@ class Loader:
         seed: int,
         threads: int,
         structured_shape: tuple[int, ...] | None,
+        *,
+        skip_bad: bool = False,
     ):
         """Prepares the pipeline.
 
@@ -173,29 +179,66 @@ class Loader:
             seed: seed of the order, and of what is drawn of a sample.
             threads: threads that prepare batches.
             structured_shape: shape of the grid, see `parallel.shard_points`.
+            skip_bad: take another sample where one cannot be read; on one host.
 
         Raises:
-            ValueError: the batch does not divide over the mesh, or there are fewer samples.
+            ValueError: the batch does not divide over the mesh, there are fewer samples, or bad
+                ones are to be skipped on several hosts.
         """
         if batch_size > len(split):
             raise ValueError(
                 f"train.batch_size: expected at most the {len(split)} training samples; "
                 f"got {batch_size}"
             )
-        self._placement = placement = Placement.of(split, batch_size, structured_shape)
-
-        def read(batch: int, indices: np.ndarray) -> dict[int, Sample]:
-            return {
-                row: placement.read(split, row, int(indices[row]), (seed, batch, row))
-                for row in placement.rows
-            }
-
+        if skip_bad and jax.process_count() > 1:
+            raise ValueError(
+                "train.on_bad_sample: expected stop on several hosts, which would go on with "
+                "different samples; got skip"
+            )
+        self._placement = Placement.of(split, batch_size, structured_shape)
+        self._split, self._seed, self._skip_bad = split, seed, skip_bad
+        self._lock = threading.Lock()
         order = grain.MapDataset.range(len(split)).shuffle(seed=seed).repeat(_EPOCHS)
-        batches = order.batch(batch_size).map_with_index(read)
+        self._order = order.batch(batch_size)
+        batches = self._order.map_with_index(self._read)
         options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=4 * threads)
         self._iterator = iter(batches.to_iter_dataset(options))
         self._accumulate = accumulate
         self.waited = 0.0
+        self.bad: dict[int, str] = {}
+
+    def _read(self, batch: int, indices: np.ndarray) -> dict[int, Sample]:
+        return {
+            row: self._sample(row, int(indices[row]), (self._seed, batch, row))
+            for row in self._placement.rows
+        }
+
+    def _sample(self, row: int, index: int, seeds: tuple[int, ...]) -> Sample:
+        """A sample, or, where it is bad and may be skipped, the next one that is not."""
+        for other in range(len(self._split)):
+            place = (index + other) % len(self._split)
+            try:
+                return self._placement.read(self._split, row, place, seeds)
+            except ValueError as error:
+                if not self._skip_bad:
+                    raise
+                with self._lock:
+                    self.bad[place] = one_line(error)
+        raise ValueError(f"expected a sample that can be read; got none: {self.bad[index]}")
+
+    def samples_of(self, step: int) -> list[int]:
+        """Numbers of the samples of a step, counted from 1."""
+        batches = range((step - 1) * self._accumulate, step * self._accumulate)
+        return [int(index) for batch in batches for index in self._order[batch]]
+
+    def read_again(self, step: int) -> list[dict[int, Sample]]:
+        """What this process has read for a step, by the places in its batches."""
+        batches = range((step - 1) * self._accumulate, step * self._accumulate)
+        return [self._read(batch, self._order[batch]) for batch in batches]
+
+    def position_after(self, step: int) -> dict:
+        """Where the loader stands when it has handed out the batches of so many steps."""
+        return self.position | {"next_index": step * self._accumulate}
 
     def __iter__(self) -> Iterator[tuple[Batch, ...]]:
         """The loader itself."""

@@ -3,6 +3,8 @@
 import json
 import logging
 import math
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +13,16 @@ import jax.numpy as jnp
 import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import preservation_policy
 
+from experiments.fingerprints import fingerprints
+
 METRIC = "validation_relative_l2"
+_FINGERPRINTS = "fingerprints"
 # Orbax tells of every file that it opens; what a user must know is raised as an error here.
 logging.getLogger("absl").setLevel(logging.ERROR)
+
+
+class DamagedError(ValueError):
+    """A checkpoint does not hold what was saved."""
 
 
 class Checkpoints:
@@ -35,7 +44,7 @@ class Checkpoints:
             FileNotFoundError: the folder is to be read and there is nothing.
             ValueError: the list of checkpoints is damaged.
         """
-        self.folder = folder / "checkpoints"
+        self.folder, self._read_only = folder / "checkpoints", read_only
         policy = preservation_policy.AnyPreservationPolicy(
             [
                 preservation_policy.LatestN(keep),
@@ -57,6 +66,8 @@ class Checkpoints:
         )
         if read_only and not self.folder.is_dir():
             raise FileNotFoundError(f"{folder}: has no checkpoint yet")
+        self._pending: int | None = None
+        self.problems = [] if read_only else self._set_aside_without_metrics()
         try:
             self._manager = ocp.CheckpointManager(
                 self.folder.resolve(),
@@ -71,7 +82,7 @@ class Checkpoints:
                 f"{self.folder}: the metrics of a checkpoint are damaged: {_reason(error)}"
             ) from error
 
-    def save(self, step: int, state: Any, extra: dict, validation_error: float | None) -> None:
+    def save(self, step: int, state: Any, extra: dict, validation_error: float | None) -> list[str]:
         """Saves a checkpoint in the background.
 
         Args:
@@ -79,18 +90,45 @@ class Checkpoints:
             state: a tree of arrays.
             extra: what else goes with it, as JSON.
             validation_error: the error by which the best one is chosen, if it is known.
+
+        Returns:
+            A line on each checkpoint that could not be saved, this one or that before it; older
+            ones stay.
         """
+        problems = [self.settle()]
         # A NaN can be compared to nothing: Orbax would take any checkpoint for the best.
         known = validation_error is not None and math.isfinite(validation_error)
         metrics = {METRIC: validation_error} if known else None
-        self._manager.save(
-            step,
-            args=ocp.args.Composite(
-                state=ocp.args.PyTreeSave(_by_path(state)), extra=ocp.args.JsonSave(extra)
-            ),
-            metrics=metrics,
-            force=True,
-        )
+        arrays = _by_path(state)
+        extra = extra | {_FINGERPRINTS: fingerprints(arrays)}
+        self._pending = step
+        try:
+            self._manager.save(
+                step,
+                args=ocp.args.Composite(
+                    state=ocp.args.PyTreeSave(arrays), extra=ocp.args.JsonSave(extra)
+                ),
+                metrics=metrics,
+                force=True,
+            )
+        except Exception as error:  # a full disk comes as errors of many kinds
+            problems.append(self._not_saved(error))
+        return [problem for problem in problems if problem]
+
+    def settle(self) -> str | None:
+        """Waits for what is being saved; a line where that could not be done."""
+        try:
+            self._manager.wait_until_finished()
+        except Exception as error:
+            return self._not_saved(error)
+        return None
+
+    def _not_saved(self, error: Exception) -> str:
+        # What was written of it takes room, and the manager has lost count of the others.
+        for half in self.folder.glob(f"*{ocp.path.step.TMP_DIR_SUFFIX}*"):
+            shutil.rmtree(half, ignore_errors=True)
+        self._manager.reload()
+        return f"{self.folder / str(self._pending)}: could not be saved: {_reason(error)}"
 
     def latest(self) -> int | None:
         """Step of the latest checkpoint, `None` if there is none."""
@@ -137,8 +175,73 @@ class Checkpoints:
         except Exception as error:
             raise self._damaged(step, error) from error
         # Without a mesh, shapes alone carry no sharding, and Orbax reads onto the host.
-        leaves = [jnp.asarray(restored.state[path]) for path in wanted]
-        return jax.tree.unflatten(jax.tree.structure(like), leaves), restored.extra
+        arrays = {path: jnp.asarray(restored.state[path]) for path in wanted}
+        extra = dict(restored.extra)
+        saved = extra.pop(_FINGERPRINTS, {})
+        for path, number in fingerprints(arrays).items():
+            if saved.get(path, number) != number:
+                error = ValueError(f"{path} does not hold what was saved")
+                raise self._damaged(step, error) from error
+        return jax.tree.unflatten(jax.tree.structure(like), list(arrays.values())), extra
+
+    def restore_newest(self, like: Any) -> tuple[int, Any, dict, list[str]]:
+        """Reads the newest checkpoint that is not damaged; arguments as `restore`.
+
+        Damaged ones are set aside, if this is not to read only: the run will come back to their
+        step.
+
+        Returns:
+            Its step, what `restore` returns, and a line on each damaged one.
+
+        Raises:
+            FileNotFoundError: there is none.
+            ValueError: all are damaged, or the newest sound one is of another model.
+        """
+        problems = list(self.problems)
+        for step in sorted(self._manager.all_steps(), reverse=True):
+            try:
+                state, extra = self.restore(step, like)
+            except DamagedError as error:
+                problems.append(str(error))
+                continue
+            self._set_aside([other for other in self._manager.all_steps() if other > step])
+            return step, state, extra, problems
+        if problems:
+            raise ValueError(problems[0])
+        raise FileNotFoundError(f"{self.folder.parent}: has no checkpoint yet")
+
+    def _set_aside(self, steps: Sequence[int]) -> None:
+        if self._read_only or not steps:
+            return
+        if jax.process_index() == 0:
+            for step in steps:
+                self._rename(step)
+        _all_processes("checkpoints were set aside")
+        self._manager.reload()
+
+    def _rename(self, step: int) -> None:
+        place = self.folder / f"damaged-{step}"
+        shutil.rmtree(place, ignore_errors=True)
+        (self.folder / str(step)).rename(place)
+
+    def _set_aside_without_metrics(self) -> list[str]:
+        """A checkpoint whose metrics cannot be read would keep Orbax from opening the others."""
+        problems = []
+        for path in sorted(self.folder.glob("[0-9]*/metrics/metrics")):
+            step = path.parents[1]
+            try:
+                json.loads(path.read_text())
+            except (ValueError, OSError) as error:
+                reason = f"its metrics cannot be read: {_reason(error)}"
+                problems.append((int(step.name), f"{step}: the checkpoint is damaged: {reason}"))
+        if problems and len(problems) < len(list(self.folder.glob("[0-9]*"))):
+            _all_processes("metrics of checkpoints were read")
+            if jax.process_index() == 0:
+                for number, _ in problems:
+                    self._rename(number)
+            _all_processes("checkpoints without metrics were set aside")
+            return [problem for _, problem in problems]
+        return []
 
     def _shapes(self, step: int) -> dict[str, tuple[int, ...]]:
         try:
@@ -149,18 +252,23 @@ class Checkpoints:
         except Exception as error:
             raise self._damaged(step, error) from error
 
-    def _damaged(self, step: int, error: Exception) -> ValueError:
-        others = [other for other in self._manager.all_steps() if other < step]
-        remedy = f"go on from step {max(others)}" if others else "start anew"
-        return ValueError(
-            f"{self.folder / str(step)}: the checkpoint is damaged: {_reason(error)}; delete this "
-            f"folder to {remedy}"
+    def _damaged(self, step: int, error: Exception) -> DamagedError:
+        return DamagedError(
+            f"{self.folder / str(step)}: the checkpoint is damaged: {_reason(error)}"
         )
 
     def close(self) -> None:
         """Waits for what is being saved, and closes."""
-        self._manager.wait_until_finished()
+        self.settle()
         self._manager.close()
+
+
+def _all_processes(event: str) -> None:
+    """Waits until all processes come here."""
+    if jax.process_count() > 1:
+        from jax.experimental import multihost_utils
+
+        multihost_utils.sync_global_devices(event)
 
 
 def _validation_error(metrics: dict) -> float:

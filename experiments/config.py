@@ -3,6 +3,7 @@
 The YAML files under `configs/` are checked against these classes when Hydra composes them.
 """
 
+import dataclasses
 import sys
 from pathlib import Path
 from typing import Any
@@ -71,7 +72,14 @@ def _kind(group: str, values: Any, kinds: dict[str, type]) -> str:
 
 
 def save(config: ExperimentConfig, folder: Path) -> None:
-    """Writes the resolved configuration into a run's folder, whole or not at all."""
+    """Writes the resolved configuration into a run's folder, whole or not at all.
+
+    Which process this is stays out of it: whoever goes on with the run has processes of his own.
+    """
+    processes = dataclasses.replace(
+        config.distributed, coordinator=None, processes=None, process=None
+    )
+    config = dataclasses.replace(config, distributed=processes)
     write_atomically(
         folder / CONFIG_FILE,
         lambda temporary: OmegaConf.save(OmegaConf.structured(config), temporary),
@@ -123,8 +131,16 @@ def _change(override: str) -> DictConfig:
 
 def difference(saved: ExperimentConfig, current: ExperimentConfig) -> list[str]:
     """Keys that make another experiment: all that differ but those that no weight depends on."""
-    in_training = ("checkpoint_every", "keep", "log_every", "loader_threads")
-    free = ("mesh.", "data.cache_dir", *(f"train.{key}" for key in in_training))
+    in_training = (
+        "checkpoint_every",
+        "keep",
+        "log_every",
+        "loader_threads",
+        "on_nonfinite",
+        "max_skipped",
+        "on_bad_sample",
+    )
+    free = ("mesh.", "distributed.", "data.cache_dir", *(f"train.{key}" for key in in_training))
     before, after = (
         flat(OmegaConf.to_container(OmegaConf.structured(c))) for c in (saved, current)
     )

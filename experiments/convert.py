@@ -6,7 +6,9 @@ with what is wrong, and the others go on; the command then ends with exit code 1
 """
 
 import argparse
+import contextlib
 import errno
+import fcntl
 import json
 import multiprocessing
 import os
@@ -32,6 +34,7 @@ from experiments.meshes.store import (
 
 _KINDS = ("surface", "volume")
 REPORT = "report.json"
+_LOCK = ".lock"
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,28 @@ def convert(folder: Path, store: Path, options: Options, workers: int) -> list[d
         raise ValueError(f"--workers: expected at least 1; got {workers}")
     sources = find_samples(folder)
     create_store(store)
+    with _only_one_into(store):
+        return _convert_all(folder, store, sources, options, workers)
+
+
+@contextlib.contextmanager
+def _only_one_into(store: Path) -> Iterator[None]:
+    """Two conversions would remove each other's unfinished samples."""
+    with (Path(store) / _LOCK).open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(
+                f"{store}: expected a store that no other conversion writes to; got one at work"
+            ) from None
+        except OSError:
+            pass  # a file system without locks
+        yield
+
+
+def _convert_all(
+    folder: Path, store: Path, sources: Sequence[Source], options: Options, workers: int
+) -> list[dict[str, Any]]:
     rows, waiting, expected = [], [], None
     for source in sources:
         row = _unchanged(store, source, options)
@@ -90,6 +115,11 @@ def convert(folder: Path, store: Path, options: Options, workers: int) -> list[d
         for row in _in_parallel(store, waiting, options, expected, workers):
             rows.append(row)
             bar.update()
+    names = {source.name for source in sources}
+    for name in sorted({child.name for child in sorted(Path(store).iterdir())} - names):
+        if StoredSample.is_one(Path(store) / name):
+            rows.append({"sample": name, "left": f"{Path(store) / name}: is not in {folder} (any "
+                         "more), but will be trained on"})  # fmt: skip
     rows.sort(key=lambda row: row["sample"])
     write_json(Path(store) / REPORT, rows)
     return rows
@@ -198,7 +228,7 @@ def _summary(contents: Contents) -> dict[str, Any]:
 
 def describe(rows: Sequence[dict[str, Any]]) -> str:
     """The report as text: points and triangles a sample, ranges over all samples, and errors."""
-    good = [row for row in rows if "error" not in row]
+    good = [row for row in rows if "error" not in row and "left" not in row]
     lines = []
     if good:
         lines.append(f"{len(good)} samples:")
@@ -212,6 +242,7 @@ def describe(rows: Sequence[dict[str, Any]]) -> str:
             for name in ranges[0] if ranges else ():
                 both = np.array([each[name] for each in ranges])
                 lines.append(f"  {kind} {name}: from {both.min():g} to {both.max():g}")
+    lines += [f"note: {row['left']}" for row in rows if "left" in row]
     lines += [f"error: {row['error']}" for row in rows if "error" in row]
     return "\n".join(lines)
 

@@ -16,6 +16,7 @@ from experiments.benchmark_files import RepeatedRows, load_benchmark
 from experiments.darcy_cache import load_darcy
 from experiments.darcy_files import load_darcy_mat
 from experiments.description import Description, StreamDescription
+from experiments.distributed import first_then_others
 from experiments.moments import Moments
 from experiments.schema import (
     AirfoilConfig,
@@ -258,9 +259,9 @@ def load_dataset(config: DataConfig) -> Dataset:
         FileNotFoundError: a file is not there.
     """
     if isinstance(config, DarcyConfig):
-        return _load_darcy(config)
+        return first_then_others(lambda: _load_darcy(config))
     if isinstance(config, AirfoilConfig):
-        return _load_airfoil(config)
+        return first_then_others(lambda: _load_airfoil(config))
     if isinstance(config, BenchmarkConfig):
         return _load_benchmark(config)
     if isinstance(config, StoreConfig):

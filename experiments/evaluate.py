@@ -13,6 +13,7 @@ import jax
 from experiments import config as configs
 from experiments.cli import one_line_errors
 from experiments.data import Dataset, load_dataset
+from experiments.distributed import together
 from experiments.evaluation import SplitResult, evaluate_split, field_table, metrics_of
 from experiments.report_pages import metrics_table, write_metrics
 from experiments.run import cache_neighbors, count_parameters, describe_mesh, make_device_mesh
@@ -73,6 +74,11 @@ def evaluate_run(
         ValueError: the checkpoint is damaged or of another model.
     """
     config = configs.load(folder, overrides)
+    with together(config.distributed):
+        return _evaluate_run(folder, config, which, pictured)
+
+
+def _evaluate_run(folder: Path, config: ExperimentConfig, which: str, pictured) -> Evaluated:
     mesh = make_device_mesh(config.mesh)
     dataset = load_dataset(config.data)
     cache_neighbors(config, dataset)
@@ -122,16 +128,17 @@ def main() -> None:
     parser.add_argument("run", type=Path, help="the run's folder, as in runs/darcy_flare")
     parser.add_argument("overrides", nargs="*", help="changes, as in mesh.points=4")
     parser.add_argument("--checkpoint", choices=("last", "best"), default="last")
-    arguments = parser.parse_args()
+    arguments = parser.parse_intermixed_args()
     evaluated = evaluate_run(arguments.run, arguments.overrides, arguments.checkpoint)
+    if jax.process_index():
+        return
     metrics = _metrics(evaluated)
     width = max(map(len, metrics))
     for name, value in metrics.items():
         shown = f"{value:.6f}" if isinstance(value, float) else value
         print(f"{name:<{width}}  {shown}")
     print(f"\n{metrics_table(evaluated.fields)}")
-    if jax.process_index() == 0:
-        evaluated.write(arguments.run)
+    evaluated.write(arguments.run)
 
 
 if __name__ == "__main__":

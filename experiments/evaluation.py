@@ -14,7 +14,7 @@ from experiments.field_errors import FieldErrors, on_host
 from parallel.points import to_host
 
 # Of coefficients: what spreads less is rounding, as the drag of a body in an ideal flow is.
-_LEAST_SPREAD = 1e-6
+LEAST_SPREAD = 1e-6
 
 
 class SplitResult(NamedTuple):
@@ -117,7 +117,7 @@ def metrics_of(result: SplitResult, dataset: Dataset) -> dict:
         error = np.abs(pairs[:, 0] - pairs[:, 1])
         metrics[f"test_mean_error_{name}"] = float(error.mean())
         metrics[f"test_max_error_{name}"] = float(error.max())
-        if pairs[:, 1].std() > _LEAST_SPREAD:
+        if pairs[:, 1].std() > LEAST_SPREAD:
             metrics[f"test_r2_{name}"] = r_squared(pairs)
     return metrics
 

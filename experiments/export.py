@@ -6,6 +6,7 @@ traced once and compiled once more for each shape that it is called with.
 """
 
 import argparse
+import dataclasses
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,6 +24,7 @@ from experiments.cli import one_line_errors
 from experiments.description import Description
 from experiments.files import write_atomically, write_json
 from experiments.prediction import COORDINATES, predict
+from experiments.schema import StoreConfig
 from experiments.trained import Trained, restore
 from geotransolver_jax import GeoTransolver
 from parallel import mesh as mesh_lib
@@ -194,6 +196,11 @@ def write_program(run: Path, out: Path, which: str, platforms: Sequence[str] | N
     program = exported.serialize()
     write_atomically(out, lambda temporary: temporary.write_bytes(program))
     content = {"program": out.name, "run": str(run), "step": trained.step}
+    config = configs.load(run)
+    if isinstance(config.data, StoreConfig):
+        # What is done to a file's arrays before the program sees them, and to what it gives.
+        kept = ("streams", "geometry", "global_embedding", "frame", "free_stream", "coefficients")
+        content["data"] = {name: dataclasses.asdict(config.data)[name] for name in kept}
     write_json(Path(f"{out}.json"), content | describe(exported, description))
     return len(program)
 

@@ -9,8 +9,15 @@ from typing import Any
 def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
     """Has a file written under a temporary name, then renames it."""
     temporary = path.with_name(f".{path.stem}.partial{path.suffix}")
-    write(temporary)
-    temporary.replace(path)
+    try:
+        write(temporary)
+        temporary.replace(path)
+    except OSError as error:
+        if error.errno is None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def write_json(path: Path, content: Any) -> None:

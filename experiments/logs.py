@@ -25,7 +25,7 @@ class RunLog:
             samples_a_step: samples that a step trains on.
         """
         self._samples = samples_a_step
-        self._active = jax.process_index() == 0
+        self._active, self._failed = jax.process_index() == 0, False
         self._bar = tqdm(
             total=steps * samples_a_step,
             initial=first_step * samples_a_step,
@@ -54,8 +54,14 @@ class RunLog:
             return
         if "loss" in values:
             self._bar.set_postfix_str(f"loss {values['loss']:.4f}", refresh=False)
-        self._file.write(json.dumps({"step": step, **values}) + "\n")
-        self._file.flush()
+        try:
+            self._file.write(json.dumps({"step": step, **values}) + "\n")
+            self._file.flush()
+        except OSError as error:
+            # The disk is full, say; training is worth more than its log.
+            if not self._failed:
+                self._bar.write(f"{self._file.name}: could not be written: {error.strerror}")
+            self._failed = True
         for name, value in values.items():
             self._events.add_scalar(name, value, step)
 

@@ -1,4 +1,4 @@
-"""Weights from PhysicsNeMo: its state dict, as NumPy arrays, copied into a model of ours."""
+"""Weights from PhysicsNeMo and for it: its state dict, as NumPy arrays."""
 
 from collections.abc import Mapping
 
@@ -53,11 +53,34 @@ def load_state_dict(model: nnx.Module, state_dict: Mapping[str, np.ndarray]) -> 
         variables[key][...] = value
 
 
+def state_dict(model: nnx.Module, state_mixing_mode: str = "weighted") -> dict[str, np.ndarray]:
+    """The state dict of the reference's model that computes what ours does.
+
+    Args:
+        model: a model of ours.
+        state_mixing_mode: of a GeoTransolver. One without context has nothing to mix, but the
+            reference holds weights for it all the same, here zeros.
+
+    Returns:
+        float32 tensors by their PyTorch names.
+
+    Raises:
+        TypeError: there is no correspondence for this kind of model.
+    """
+    tensors = {entry.name: entry.tensor() for entry in names.entries(model)}
+    other = {"weighted": "concat_project", "concat_project": "state_mixing"}[state_mixing_mode]
+    for name, shape in names.unused(model):
+        if f".{other}" not in name:
+            tensors[name] = np.zeros(shape)
+    tensors |= dict(names.buffers(model))
+    return {name: np.asarray(tensor, np.float32) for name, tensor in tensors.items()}
+
+
 def _problems(model, entries, state_dict) -> list[str]:
     problems, buffers = [], dict(names.buffers(model))
     expected = {entry.name: entry.shape for entry in entries}
     missing = sorted(expected.keys() - state_dict.keys())
-    known = {*expected, *buffers, *names.unused(model)}
+    known = {*expected, *buffers, *dict(names.unused(model))}
     surplus = sorted(state_dict.keys() - known)
     if missing:
         problems.append("missing " + ", ".join(missing))

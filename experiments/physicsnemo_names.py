@@ -55,6 +55,14 @@ class Entry:
             return tensor.transpose(*range(2, tensor.ndim), 1, 0)
         return tensor.reshape(self._own_shape)
 
+    def tensor(self) -> np.ndarray:
+        """The tensor with the values of the variable."""
+        values = np.asarray(self.variable[...])
+        values = values if self.layer is None else values[self.layer]
+        if self.kernel:
+            return values.transpose(-1, -2, *range(values.ndim - 2))
+        return values.reshape(self.shape)
+
 
 def _linear(name: str, layer, linear: Linear | GridProjection) -> Iterator[Entry]:
     yield Entry(f"{name}.weight", linear.kernel, layer, kernel=True)
@@ -214,15 +222,22 @@ _MODELS = {
 }
 
 
-def unused(model: nnx.Module) -> Iterator[str]:
-    """Tensors that the reference holds and never reads, for which there is no variable."""
+def unused(model: nnx.Module) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Tensors that the reference holds and never reads, and their shapes; there is no variable.
+
+    Of the last two names a model has one, by how it would mix states.
+    """
     attention = model.stack.blocks.attention
     if not isinstance(attention, GALE) or attention.cross is not None:
         return
-    names = [f"cross_{part}.{kind}" for part in "qkv" for kind in ("weight", "bias")]
-    names += ["state_mixing", "concat_project.0.weight", "concat_project.0.bias"]
+    width = attention.project_slice.kernel.shape[-2]
+    shapes = {f"cross_{part}.bias": (width,) for part in "qkv"}
+    shapes |= {"cross_q.weight": (width, width)}
+    shapes |= {f"cross_{part}.weight": (width, 0) for part in "kv"}
+    shapes |= {"concat_project.0.weight": (width, 2 * width), "concat_project.0.bias": (width,)}
+    shapes |= {"state_mixing": ()}
     for layer in range(model.stack.depth):
-        yield from (f"blocks.{layer}.Attn.{name}" for name in names)
+        yield from ((f"blocks.{layer}.Attn.{name}", shape) for name, shape in shapes.items())
 
 
 def buffers(model: nnx.Module) -> Iterator[tuple[str, np.ndarray]]:

@@ -78,6 +78,8 @@ def predict(
         )
     if options.points_at_once is not None and options.points_at_once < 1:
         raise ValueError(f"--points-at-once: expected at least 1; got {options.points_at_once}")
+    if options.state is not None and (options.mc_dropout_samples or options.save_state):
+        raise ValueError("--state: expected neither --mc-dropout-samples nor --save-state; got one")
     _require_different(files)
     data = Description.load(folder)
     out.mkdir(parents=True, exist_ok=True)
@@ -91,12 +93,13 @@ def predict(
                 f"got {options.mc_dropout_samples}"
             )
         state = None if options.state is None else CloudState.load(options.state)
-        rows = []
+        rows, done = [], []
         for path in files:
             started = time.perf_counter()
             read = read_input(path, config.data, data)
             prediction, kept = _predict(whole, read, options, state)
-            written = write_prediction(read, prediction, out)
+            written = write_prediction(read, prediction, out, done)
+            done += written
             if options.save_state and kept is not None:
                 kept.save(out / f"{read.name}.state.npz")
             row = {

@@ -97,8 +97,10 @@ def main() -> None:
     parser.add_argument("run", type=Path, help="the run's folder, as in runs/darcy_flare")
     parser.add_argument("overrides", nargs="*", help="changes, as in mesh.points=4")
     parser.add_argument("--checkpoint", choices=("last", "best"), default="last")
-    arguments = parser.parse_args()
+    arguments = parser.parse_intermixed_args()
     evaluated = report(arguments.run, arguments.overrides, arguments.checkpoint)
+    if jax.process_index():
+        return
     print(metrics_table(evaluated.fields))
     print(f"see {arguments.run / REPORT_FILE}")
 

@@ -16,7 +16,7 @@ from jaxtyping import Float
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.evaluation import r_squared
+from experiments.evaluation import LEAST_SPREAD, r_squared
 from experiments.files import write_atomically, write_json
 
 Pairs = Float[np.ndarray, "n 2"]
@@ -362,7 +362,7 @@ def _quantity(name: str, pairs: Pairs, sample_names: list[str]) -> str:
     axes.set_xlabel(f"{name}, true", parse_math=False)
     axes.set_ylabel(f"{name}, predicted", parse_math=False)
     facts = [f"mean error {_shown(errors.mean())}", f"largest error {_shown(errors.max())}"]
-    if true.std() > 0:
+    if true.std() > LEAST_SPREAD:
         facts.insert(0, f"R² = {_shown(r_squared(pairs[finite]))}")
     axes.text(0.03, 0.97, "\n".join(facts), transform=axes.transAxes, va="top", fontsize=10)
     worst = np.array(sample_names)[finite][errors.argmax()]

@@ -27,7 +27,7 @@ def make_device_mesh(config: MeshConfig) -> jax.sharding.Mesh:
     """Makes the device mesh, on virtual CPU devices if asked for.
 
     Raises:
-        ValueError: see `parallel.make_mesh`.
+        ValueError: see `parallel.make_mesh`; or a process has no device in the mesh.
     """
     if config.cpu_devices is not None:
         if config.cpu_devices < 1:
@@ -36,12 +36,19 @@ def make_device_mesh(config: MeshConfig) -> jax.sharding.Mesh:
             jax.config.update("jax_num_cpu_devices", config.cpu_devices)
         except RuntimeError:
             # JAX has started, as in the second job of a sweep.
-            if len(jax.devices()) != config.cpu_devices:
+            if jax.local_device_count() != config.cpu_devices:
                 raise ValueError(
-                    f"mesh.cpu_devices: expected {len(jax.devices())}, as this process started "
-                    f"with; got {config.cpu_devices}"
+                    f"mesh.cpu_devices: expected {jax.local_device_count()}, as this process "
+                    f"started with; got {config.cpu_devices}"
                 ) from None
-    return parallel.make_mesh(config.data, config.points, config.heads)
+    mesh = parallel.make_mesh(config.data, config.points, config.heads)
+    processes = {device.process_index for device in mesh.devices.flat}
+    if len(processes) < jax.process_count():
+        raise ValueError(
+            f"mesh: expected devices of all {jax.process_count()} processes, each with "
+            f"{jax.local_device_count()}; got a mesh of {mesh.size}"
+        )
+    return mesh
 
 
 def build_model(config: ModelConfig, data: Description, seed: int) -> nnx.Module:
@@ -69,8 +76,8 @@ def build_model(config: ModelConfig, data: Description, seed: int) -> nnx.Module
 def _single_stream(config, data: Description, arguments: dict) -> nnx.Module:
     if len(data.streams) > 1:
         raise ValueError(
-            f"model.name: expected geotransolver for the {len(data.streams)} streams of the data; "
-            f"got {config.name}"
+            f"model.name: expected geotransolver or geotransolver_fa for the {len(data.streams)} "
+            f"streams of the data; got {config.name}"
         )
     (stream,) = data.streams
     width = stream.fx + math.prod(data.global_embedding or (0,))
@@ -130,7 +137,9 @@ def describe_mesh(mesh: jax.sharding.Mesh) -> str:
     sizes = " x ".join(f"{name}={size}" for name, size in mesh.shape.items())
     devices = math.prod(mesh.shape.values())
     kind = mesh.devices.flat[0].device_kind
-    return f"{sizes} ({devices} {kind} device{'s' if devices > 1 else ''})"
+    processes = len({device.process_index for device in mesh.devices.flat})
+    of = f" of {processes} processes" if processes > 1 else ""
+    return f"{sizes} ({devices} {kind} device{'s' if devices > 1 else ''}{of})"
 
 
 def count_parameters(params) -> int:

@@ -303,12 +303,37 @@ class MeshConfig:
 
     Attributes:
         cpu_devices: on a CPU, how many virtual devices to split it into.
+        shard_parameters: split weights, gradients and the optimizer's state over `data` as well.
     """
 
     data: int = 1
     points: int = -1
     heads: int = 1
     cpu_devices: int | None = None
+    shard_parameters: bool = False
+
+
+@dataclass
+class DistributedConfig:
+    """The processes that run a command together, see `experiments.distributed`.
+
+    Where `coordinator`, `processes` and `process` are `null` the environment of a cluster tells.
+
+    Attributes:
+        coordinator: `HOST:PORT` at which the first process listens.
+        processes: how many there are.
+        process: number of this one; the first is 0.
+        detect: whether to look for the environment of a cluster.
+        timeout: seconds to wait for the other processes at the start.
+        heartbeat_timeout: seconds without a sign of life after which a process counts as lost.
+    """
+
+    coordinator: str | None = None
+    processes: int | None = None
+    process: int | None = None
+    detect: bool = True
+    timeout: int = 300
+    heartbeat_timeout: int = 40
 
 
 @dataclass
@@ -356,6 +381,10 @@ class TrainConfig:
         keep: latest checkpoints kept, beside the best one.
         log_every: steps between rows of the logs.
         loader_threads: threads that prepare batches.
+        on_nonfinite: where a loss or gradient is not finite, `stop`, or `skip` the step.
+        max_skipped: steps of a run that may be skipped.
+        on_bad_sample: where a sample cannot be read, `stop`, or `skip` it and take another; on one
+            host.
     """
 
     steps: int = 1000
@@ -365,6 +394,9 @@ class TrainConfig:
     keep: int = 2
     log_every: int = 20
     loader_threads: int = 1
+    on_nonfinite: str = "stop"
+    max_skipped: int = 10
+    on_bad_sample: str = "stop"
 
 
 @dataclass
@@ -376,6 +408,7 @@ class ExperimentConfig:
     mesh: MeshConfig = field(default_factory=MeshConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
+    distributed: DistributedConfig = field(default_factory=DistributedConfig)
 
 
 MODELS: dict[str, type[ModelConfig]] = {
@@ -434,6 +467,11 @@ _RANGES = {
     "train.keep": _ABOVE_ZERO,
     "train.log_every": _ABOVE_ZERO,
     "train.loader_threads": _NOT_NEGATIVE,
+    "distributed.processes": _ABOVE_ZERO,
+    "distributed.process": _NOT_NEGATIVE,
+    "distributed.timeout": _ABOVE_ZERO,
+    "distributed.heartbeat_timeout": (5, 86400, "from 5 to 86400 seconds"),
+    "train.max_skipped": _NOT_NEGATIVE,
 }
 
 
@@ -461,6 +499,8 @@ def check_values(config: ExperimentConfig) -> None:
             raise ValueError("data.streams: expected at least one stream; got none")
         for column, kind in config.data.coefficients.items():
             check(f"data.coefficients.{column}", kind, COEFFICIENTS)
+    for name in ("on_nonfinite", "on_bad_sample"):
+        check(f"train.{name}", getattr(config.train, name), ("stop", "skip"))
     check("optimizer.name", config.optimizer.name, OPTIMIZERS)
     check("optimizer.schedule", config.optimizer.schedule, SCHEDULES)
     for name, value in flat(asdict(config)).items():
@@ -470,3 +510,24 @@ def check_values(config: ExperimentConfig) -> None:
         # Written so that a NaN is out of range.
         if not low <= value <= high:
             raise ValueError(f"{name}: expected {words}; got {value}")
+    _check_processes(config.distributed)
+
+
+def _check_processes(config: DistributedConfig) -> None:
+    given = {name: getattr(config, name) for name in ("coordinator", "processes", "process")}
+    missing = [f"distributed.{name}" for name, value in given.items() if value is None]
+    if len(missing) == len(given):
+        return
+    if missing:
+        raise ValueError(
+            "distributed: expected all or none of coordinator, processes and process; got no "
+            f"{' and no '.join(missing)}"
+        )
+    host, _, port = config.coordinator.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
+        raise ValueError(f"distributed.coordinator: expected HOST:PORT; got {config.coordinator!r}")
+    if config.process >= config.processes:
+        raise ValueError(
+            f"distributed.process: expected less than distributed.processes={config.processes}; "
+            f"got {config.process}"
+        )

@@ -3,8 +3,10 @@
 Started again in the folder of a run, it goes on where the run stopped.
 """
 
+import contextlib
 import dataclasses
 import importlib.metadata
+import math
 import signal
 import sys
 import time
@@ -26,7 +28,9 @@ from experiments.checkpoints import Checkpoints
 from experiments.cli import StopSignals, one_line_errors
 from experiments.config_errors import explain, known_keys
 from experiments.data import Dataset, load_dataset, statistics_like
+from experiments.distributed import Agreement, first_then_others, together
 from experiments.evaluation import evaluate_split, metrics_of
+from experiments.faults import bad_step, only_run_in
 from experiments.figures import draw_predictions
 from experiments.files import write_json
 from experiments.logs import RunLog
@@ -61,16 +65,29 @@ def train(config: ExperimentConfig, folder: Path) -> dict | None:
     Raises:
         ValueError: the folder holds another experiment, or the configuration does not fit the
             data or the devices.
+        ConnectionError: another process has ended.
     """
+    with together(config.distributed):
+        return _train(config, folder)
+
+
+def _train(config: ExperimentConfig, folder: Path) -> dict | None:
     mesh = make_device_mesh(config.mesh)
     dataset = load_dataset(config.data)
-    _claim(folder, config, dataset)
-    with jax.set_mesh(mesh), StopSignals() as signals:
+    with contextlib.ExitStack() as held, jax.set_mesh(mesh), StopSignals() as signals:
+
+        def enter() -> None:
+            held.enter_context(only_run_in(folder))
+            _claim(folder, config, dataset)
+
+        first_then_others(enter)
         run = _Run(config, folder, dataset, mesh)
         try:
             if not run.advance(signals):
                 return None
-            return run.finish()
+            summary = run.finish()
+            run.require_saved()
+            return summary
         finally:
             run.checkpoints.close()
 
@@ -85,6 +102,10 @@ def _claim(folder: Path, config: ExperimentConfig, dataset: Dataset) -> None:
                 "another folder (hydra.run.dir=FOLDER) or delete this one"
             )
         return
+    if jax.process_index():
+        raise ValueError(
+            f"{folder}: expected the folder of the first process, shared by all; got another one"
+        )
     folder.mkdir(parents=True, exist_ok=True)
     dataset.description.save(folder)
     configs.save(config, folder)
@@ -102,7 +123,6 @@ class _Run:
         self.optimizer = make_optimizer(config.optimizer, config.train.steps)
         self.checkpoints = Checkpoints(folder, config.train.keep)
         self.seconds = 0.0
-        latest = self.checkpoints.latest()
         self.loader = Loader(
             dataset.splits["train"],
             config.train.batch_size,
@@ -110,13 +130,18 @@ class _Run:
             config.train.seed,
             config.train.loader_threads,
             self.model.structured_shape,
+            skip_bad=config.train.on_bad_sample == "skip",
         )
         self.evaluate = make_evaluation(self.model)
         average = config.optimizer.ema_decay is not None
         arguments = (self.model, self.optimizer)
-        if latest is None:
+        if self.checkpoints.latest() is None:
             self.state = initial_state(
-                *arguments, dataset.statistics(), config.train.seed, average=average
+                *arguments,
+                dataset.statistics(),
+                config.train.seed,
+                average=average,
+                shard=config.mesh.shard_parameters,
             )
         else:
             like = abstract_state(
@@ -124,10 +149,15 @@ class _Run:
                 statistics_like(dataset.description),
                 config.train.seed,
                 average=average,
+                shard=config.mesh.shard_parameters,
             )
-            self.state, extra = self.checkpoints.restore(latest, like)
+            _, self.state, extra, problems = self.checkpoints.restore_newest(like)
+            for problem in problems:
+                _say(f"{problem}; it is set aside, and the one before it used")
             self.loader.position = extra["loader"]
             self.seconds, self.loader.waited = extra["seconds"], extra["waited"]
+        # Steps that were skipped and samples that were bad, of which has been told.
+        self.skipped, self.bad = int(self.state.skipped), set()
 
     @property
     def samples_a_step(self) -> int:
@@ -147,12 +177,60 @@ class _Run:
 
     def save(self, step: int, validation_error: float | None) -> None:
         extra = {
-            "loader": self.loader.position,
+            "loader": self.loader.position_after(step),
             "seconds": self.seconds,
             "waited": self.loader.waited,
             "config": dataclasses.asdict(self.config),
         }
-        self.checkpoints.save(step, self.state, extra, validation_error)
+        for problem in self.checkpoints.save(step, self.state, extra, validation_error):
+            _say(f"\n{problem}; the run goes on")
+
+    def require_saved(self) -> None:
+        """Ends a run with an error whose last checkpoint could not be saved."""
+        problem = self.checkpoints.settle()
+        if problem:
+            raise ValueError(
+                f"{problem}; the results are written, and the last checkpoint is that of step "
+                f"{self.checkpoints.latest()}"
+            )
+
+    def tell_faults(self, step: int) -> None:
+        """Tells of steps that were skipped and samples that were bad, since it was last called.
+
+        Raises:
+            ValueError: a step was not finite, and none may be skipped, or not so many; the state
+                before it is saved then.
+        """
+        for index in sorted(self.loader.bad.keys() - self.bad):
+            _say(f"\n{self.loader.bad[index]}; the sample is skipped")
+        self.bad |= self.loader.bad.keys()
+        skipped = int(self.state.skipped)
+        if skipped == self.skipped:
+            return
+        kept = np.asarray(self.state.skipped_steps)
+        new = range(max(self.skipped, skipped - len(kept)), skipped)
+        steps = [int(kept[i % len(kept)]) for i in new]
+        self.skipped = skipped
+        split = self.dataset.splits["train"]
+        told = {bad: bad_step(self.folder, split, self.loader, bad) for bad in steps}
+        train = self.config.train
+        if train.on_nonfinite == "skip" and skipped <= train.max_skipped:
+            for bad, what in told.items():
+                _say(f"\n{self.folder}: step {bad} was skipped, since its loss or gradient is not "
+                     f"finite: {what}")  # fmt: skip
+            return
+        bad, what = next(iter(told.items()))
+        good = int(self.state.step)
+        if train.on_nonfinite == "stop":
+            # Started again with another setting, it goes on from here.
+            self.state = self.state._replace(skipped=self.state.skipped * 0)
+            if good not in (0, self.checkpoints.latest()):
+                self.save(good, None)
+        raise ValueError(
+            f"{self.folder}: expected a finite loss and gradient; got others at step {bad} "
+            f"({skipped} so far): {what}; the state of step {good} is kept; try a lower "
+            "optimizer.learning_rate in another folder, or train.on_nonfinite=skip"
+        )
 
     def require_finite(self, name: str, value, step: int) -> None:
         """Ends a run that has diverged before it is saved."""
@@ -180,6 +258,7 @@ class _Run:
             self.config.optimizer.ema_decay,
             self.state,
             regularization=getattr(self.config.model, "concrete_dropout_weight", 0.0),
+            skip=train.on_nonfinite == "skip",
         )
         # Compiled: operation by operation it would take as long as a small step.
         schedule = jax.jit(
@@ -187,26 +266,26 @@ class _Run:
         )
         log = RunLog(self.folder, first, train.steps, self.samples_a_step)
         started, before = time.perf_counter(), self.seconds
+        agreement = Agreement(signals, first)
         try:
             for step in range(first + 1, train.steps + 1):
                 self.state, metrics = step_function(self.state, next(self.loader))
                 log.advance()
                 last = step == train.steps
                 due = last or step % train.checkpoint_every == 0
-                # Read once: a signal that comes later is met at the next step.
-                stop = signals.received
                 logged = last or step % train.log_every == 0
+                # Read once: a signal that comes later is met at the next step.
+                stop = agreement.received(step, waits=logged or due)
                 if logged or due or stop is not None:
-                    self.require_finite("loss", metrics.loss, step)
+                    self.tell_faults(step)
                 if logged:
-                    log.write(
-                        step,
-                        {
-                            "loss": float(metrics.loss),
-                            "gradient_norm": float(metrics.gradient_norm),
-                            "learning_rate": float(schedule(step - 1)),
-                        },
-                    )
+                    row = {
+                        "loss": float(metrics.loss),
+                        "gradient_norm": float(metrics.gradient_norm),
+                        "learning_rate": float(schedule(step - 1)),
+                    }
+                    # What was skipped is no number, which JSON cannot hold.
+                    log.write(step, {k: v for k, v in row.items() if math.isfinite(v)})
                 if due or stop is not None:
                     jax.block_until_ready(self.state)
                     self.seconds = before + time.perf_counter() - started

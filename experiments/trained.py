@@ -1,5 +1,6 @@
 """A trained run, brought back from its folder."""
 
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -52,15 +53,22 @@ def restore(folder: Path, config: ExperimentConfig, data: Description, which: st
     """
     model = build_model(config.model, data, config.train.seed)
     checkpoints = Checkpoints(folder, read_only=True)
-    step = checkpoints.best() if which == "best" else checkpoints.latest()
-    if step is None:
-        raise FileNotFoundError(f"{folder}: has no checkpoint yet")
     like = abstract_state(
         model,
         make_optimizer(config.optimizer, config.train.steps),
         statistics_like(data),
         config.train.seed,
         average=config.optimizer.ema_decay is not None,
+        shard=config.mesh.shard_parameters,
     )
-    state, _ = checkpoints.restore(step, like._replace(optimizer=None))
+    like = like._replace(optimizer=None)
+    if which == "best":
+        step = checkpoints.best()
+        if step is None:
+            raise FileNotFoundError(f"{folder}: has no checkpoint yet")
+        state, _ = checkpoints.restore(step, like)
+    else:
+        step, state, _, problems = checkpoints.restore_newest(like)
+        for problem in problems:
+            print(f"{problem}; the one before it is used", file=sys.stderr)
     return Trained(model, state, step, checkpoints.best())

@@ -20,6 +20,9 @@ from parallel import masked_sum
 from parallel import mesh as mesh_lib
 from parallel.parameters import partition_specs
 
+# Numbers of skipped steps that a state remembers.
+SKIPPED_KEPT = 8
+
 
 class TrainState(NamedTuple):
     """All that training carries from step to step, as arrays.
@@ -31,6 +34,8 @@ class TrainState(NamedTuple):
         optimizer: state of the optimizer.
         key: random key of the run; a step's randomness follows from it and the step.
         statistics: statistics of the training split, by which the model normalizes.
+        skipped: number of steps whose loss or gradient was not finite; they change nothing else.
+        skipped_steps: the last few of them, later ones over earlier ones.
     """
 
     step: jax.Array
@@ -39,6 +44,8 @@ class TrainState(NamedTuple):
     optimizer: Any
     key: jax.Array
     statistics: Statistics
+    skipped: jax.Array
+    skipped_steps: jax.Array
 
     @property
     def evaluated_params(self) -> Any:
@@ -78,6 +85,7 @@ def abstract_state(
     seed: int,
     *,
     average: bool,
+    shard: bool = False,
 ) -> TrainState:
     """Shapes, types and layout of a training state on the mesh of the context.
 
@@ -89,6 +97,8 @@ def abstract_state(
         statistics: statistics of the training split, or their shapes.
         seed: seed of the run's randomness.
         average: whether there is a moving average of the weights.
+        shard: split weights, and what goes with them, over `data` as well: each device of that axis
+            holds a part, and they are put together where they are needed.
 
     Returns:
         A state of `jax.ShapeDtypeStruct`s that carry their shardings.
@@ -106,10 +116,23 @@ def abstract_state(
         """A leaf lies as the parameter whose path ends its own; any other is replicated."""
         ends = (specs.get(jax.tree_util.keystr(path[start:])) for start in range(len(path)))
         spec = next((spec for spec in ends if spec is not None and len(spec) == leaf.ndim), P())
+        if shard and len(spec) == leaf.ndim:
+            spec = _over_data(spec, leaf.shape)
         sharding = mesh_lib.sharding(*spec)
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
     return jax.tree_util.tree_map_with_path(lay_out, jax.eval_shape(make, params, statistics))
+
+
+def _over_data(spec: P, shape: tuple[int, ...]) -> P:
+    """The longest axis that nothing splits yet, and that divides, goes over `data`."""
+    groups = mesh_lib.axis_size(mesh_lib.DATA)
+    whole = [axis is None or mesh_lib.axis_size(axis) == 1 for axis in spec]
+    free = [i for i in range(len(shape)) if whole[i] and shape[i] % groups == 0]
+    if not free:
+        return spec
+    longest = max(free, key=lambda i: shape[i])
+    return P(*(mesh_lib.DATA if i == longest else axis for i, axis in enumerate(spec)))
 
 
 def initial_state(
@@ -119,11 +142,12 @@ def initial_state(
     seed: int,
     *,
     average: bool,
+    shard: bool = False,
 ) -> TrainState:
     """The state before the first step, placed on the mesh; arguments as `abstract_state`."""
     params = nnx.to_pure_dict(nnx.state(model, nnx.Param))
     make = partial(_make_state, optimizer=optimizer, seed=seed, average=average)
-    state = abstract_state(model, optimizer, statistics, seed, average=average)
+    state = abstract_state(model, optimizer, statistics, seed, average=average, shard=shard)
     return jax.jit(make, out_shardings=layout_of(state))(params, statistics)
 
 
@@ -148,6 +172,8 @@ def _make_state(params, statistics, *, optimizer, seed: int, average: bool) -> T
         optimizer=optimizer.init(params),
         key=jax.random.key_data(jax.random.key(seed)),
         statistics=statistics,
+        skipped=jnp.zeros((), jnp.int32),
+        skipped_steps=jnp.zeros((SKIPPED_KEPT,), jnp.int32),
     )
 
 
@@ -158,6 +184,7 @@ def make_step(
     state: TrainState,
     *,
     regularization: float = 0.0,
+    skip: bool = False,
 ) -> Callable[[TrainState, tuple[Batch, ...]], tuple[TrainState, StepMetrics]]:
     """Compiles one optimizer step: forward, loss, gradient, update, moving average.
 
@@ -167,6 +194,8 @@ def make_step(
         ema_decay: decay of the moving average, or `None`.
         state: a state, or an abstract one, whose layout on the mesh the step keeps.
         regularization: weight of the regularization loss of concrete dropouts, if there are any.
+        skip: go on after a step whose loss or gradient is not finite. If False, all later steps
+            change nothing either, so that the last good state is at hand when the host looks.
 
     Returns:
         A function of the state, which it consumes, and the batches whose gradients are averaged.
@@ -210,12 +239,29 @@ def make_step(
         average = state.average
         if ema_decay is not None:
             average = optax.incremental_update(params, average, 1 - ema_decay)
-        state = state._replace(
+        norm = optax.tree.norm(gradient)
+        good = jnp.isfinite(value) & jnp.isfinite(norm)
+        new = state._replace(
             step=state.step + 1, params=params, average=average, optimizer=optimizer_state
         )
-        return state, StepMetrics(value, optax.tree.norm(gradient))
+        return _unless_bad(state, new, good, skip=skip), StepMetrics(value, norm)
 
     return jax.jit(step, donate_argnums=0, out_shardings=(layout_of(state), None))
+
+
+def _unless_bad(old: TrainState, new: TrainState, good: jax.Array, *, skip: bool) -> TrainState:
+    """The new state, or the old one where the step was not good."""
+    frozen = jnp.zeros((), bool) if skip else old.skipped > 0
+    taken = jax.tree.map(lambda a, b: jnp.where(good & ~frozen, a, b), new, old)
+    bad = ~good & ~frozen
+    place = old.skipped % SKIPPED_KEPT
+    noted = jnp.where(bad, old.step + 1, old.skipped_steps[place])
+    return taken._replace(
+        # A run that goes on has been through the step.
+        step=jnp.where(bad, old.step + 1, taken.step) if skip else taken.step,
+        skipped=old.skipped + bad,
+        skipped_steps=old.skipped_steps.at[place].set(noted),
+    )
 
 
 def make_evaluation(model: nnx.Module) -> Callable[[Any, Statistics, Batch], tuple]:

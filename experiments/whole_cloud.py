@@ -4,6 +4,8 @@ The result is that of the whole cloud, see `flare_jax.phases`. What the layers m
 thousand numbers, can be kept, and any further point be predicted from that alone.
 """
 
+import json
+import zlib
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,6 +16,7 @@ from jaxtyping import Array, Float, Key
 
 from experiments.batch import Batch, Cloud, Sample, Statistics, Stream
 from experiments.files import write_atomically
+from experiments.fingerprints import fingerprints
 from experiments.neighborhoods import nearest_within
 from experiments.prediction import COORDINATES, model_inputs, positions
 from flare_jax.phases import Phases
@@ -30,12 +33,14 @@ class CloudState(NamedTuple):
 
     Attributes:
         latents: of all layers, of each stream.
+        weights: a number that tells the weights of the model that made them.
         context: of GeoTransolver.
         geometry: points of the geometry, as the data has them.
         global_embedding: tokens of global quantities.
     """
 
     latents: tuple[Float[np.ndarray, "L B H S D"], ...]
+    weights: int
     context: Float[np.ndarray, "B H S_c D_c"] | None = None
     geometry: Float[np.ndarray, "M C_geo"] | None = None
     global_embedding: Float[np.ndarray, "G C_g"] | None = None
@@ -65,7 +70,7 @@ class CloudState(NamedTuple):
             latents = tuple(arrays.pop(f"latents_{i}") for i in range(count))
             if not latents:
                 raise ValueError("no latents")
-            return cls(latents, **arrays)
+            return cls(latents, int(arrays.pop("weights")), **arrays)
         except Exception as error:  # damaged archives reach many decoders
             raise ValueError(f"{path}: expected the state of a cloud; got {error!r}") from error
 
@@ -93,6 +98,9 @@ class WholeCloud:
         self._model, self._statistics = model, statistics
         self._phases = Phases(model)
         self._graph, self._weights = nnx.split(model)
+        leaves = jax.tree_util.tree_leaves_with_path(nnx.to_pure_dict(nnx.state(model, nnx.Param)))
+        numbers = fingerprints({jax.tree_util.keystr(path): leaf for path, leaf in leaves})
+        self._number = zlib.crc32(json.dumps(numbers, sort_keys=True).encode())
         self._at_once = padded_size(points_at_once or POINTS_AT_ONCE * padded_size(1))
         self._enter = jax.jit(self._entered, static_argnums=1)
         self._leave = jax.jit(self._left, static_argnums=1)
@@ -123,12 +131,22 @@ class WholeCloud:
             )
             fields.append(out)
         held = None if context is None else np.asarray(context)
-        return fields, CloudState(tuple(states), held, sample.geometry, sample.global_embedding)
+        return fields, CloudState(
+            tuple(states), self._number, held, sample.geometry, sample.global_embedding
+        )
 
     def predict_from(
         self, state: CloudState, stream: int, cloud: Cloud
     ) -> Float[np.ndarray, "N C_out"]:
-        """The fields of further points of a stream, from what is known of its cloud."""
+        """The fields of further points of a stream, from what is known of its cloud.
+
+        Raises:
+            ValueError: it was made by other weights.
+        """
+        if state.weights != self._number:
+            raise ValueError(
+                "state: expected one that these weights have made; got one of another run or step"
+            )
         sample = Sample((), state.geometry, 0, state.global_embedding)
         around = self._geometry_of(sample)
         parts, enter, leave, out = self._passes(stream, cloud, around)

@@ -66,9 +66,12 @@ def main(port: str, rank: str, large: str, small: str) -> None:
     split = split_of(large)
     # Decoders are loaded by the first that needs them.
     split.read(0, Windows((slice(0, 1),)))
-    report = {"read": [], "held": [], "moments": []}
+    report = {"read": [], "held": [], "moments": [], "groups": []}
     for axes in MESHES:
-        with jax.set_mesh(parallel.make_mesh(**axes)):
+        with jax.set_mesh(mesh := parallel.make_mesh(**axes)):
+            report["groups"].append(
+                [[d.process_index for d in row] for row in mesh.devices[..., 0]]
+            )
             placement = Placement.of(split, BATCH, None)
             before = bytes_read()
             samples = {row: placement.read(split, row, row) for row in placement.rows}

@@ -440,7 +440,9 @@ def test_a_damaged_file_is_named_when_it_is_read(how, statistics, resolution, pa
 
 def test_flare_of_two_streams(path):
     description = load_dataset(config_of(path, streams=BOTH)).description
-    with pytest.raises(ValueError, match="expected geotransolver for the 2 streams") as error:
+    with pytest.raises(
+        ValueError, match="expected geotransolver or geotransolver_fa for the 2 streams"
+    ) as error:
         build_model(FlareConfig(**TINY), description, 0)
     assert_one_line(str(error.value), "model.name")
 

@@ -86,6 +86,7 @@ def test_run_leaves_its_files_and_nothing_else(run):
     assert {path.name for path in run.iterdir()} == {
         "config.yaml",
         "dataset.json",
+        ".lock",
         "summary.json",
         "predictions.png",
         "log.jsonl",
@@ -261,13 +262,16 @@ def test_experiment_that_does_not_fit_together_is_one_line(tmp_path, cache, over
     assert_refused(call(train.main, *arguments, *override.split()), message)
 
 
-def test_diverged_run_is_one_line_and_saves_nothing(tmp_path, cache):
+def test_diverged_run_is_one_line_and_keeps_its_last_finite_state(tmp_path, cache):
     arguments = [*RUN, f"data.cache_dir={cache}", f"hydra.run.dir={tmp_path / 'run'}"]
     result = call(train.main, *arguments, "optimizer.learning_rate=1e30")
     assert result.code == 2
     # The bar of the training stands before it.
-    assert_one_line(result.err.rpartition("error: ")[2], "a finite", "got nan at step")
-    assert not list((tmp_path / "run" / "checkpoints").glob("[0-9]*"))
+    line = result.err.rpartition("error: ")[2]
+    assert_one_line(line, "a finite", "got others at step ")
+    bad = int(line.partition("got others at step ")[2].partition(" ")[0])
+    saved = [int(path.name) for path in (tmp_path / "run" / "checkpoints").glob("[0-9]*")]
+    assert saved == ([bad - 1] if bad > 1 else [])
 
 
 @pytest.mark.parametrize(

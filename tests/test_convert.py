@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -211,3 +212,60 @@ def test_command_ends_with_one_if_a_sample_is_bad_and_two_if_all_are(folder, tmp
     done = run(tmp_path / "nothing", tmp_path / "third")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "expected a folder of simulation files; there is none" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ('{"a": 1' + "0" * 400 + "}", "'a': expected a finite number"),
+        ("[" * 100_000, "expected a JSON file of numbers"),
+        ('{"surface_field_names": 3}', "expected another name"),
+        ('{"complete": 0}', "expected another name"),
+    ],
+    ids=["huge", "deep", "names", "reserved"],
+)
+def test_numbers_that_are_none_stop_their_sample_alone(text, what, folder, tmp_path):
+    (folder / "run_1" / "parameters.json").write_text(text)
+    bad, good = convert(folder, tmp_path / "store", Options(), workers=1)
+    assert what in bad["error"]
+    assert "\n" not in bad["error"]
+    assert len(bad["error"]) < 300 + len(str(folder))
+    assert "error" not in good
+
+
+def test_samples_that_the_folder_lost_are_told(folder, tmp_path):
+    convert(folder, tmp_path / "store", Options(), workers=1)
+    shutil.rmtree(folder / "run_1")
+    rows = convert(folder, tmp_path / "store", Options(), workers=1)
+    assert "run_1: is not in" in describe(rows)
+    assert Store(tmp_path / "store").names == ("run_1", "run_2")
+
+
+def test_changed_blocks_are_converted_again(tmp_path):
+    (tmp_path / "files").mkdir()
+    blocks = pyvista.MultiBlock([body(1.0), body(2.0)])
+    blocks.save(tmp_path / "files" / "a.vtm")
+    (before,) = convert(tmp_path / "files", tmp_path / "store", Options(), workers=1)
+    first = sorted((tmp_path / "files" / "a").iterdir())[0]
+    mesh = pyvista.read(first)
+    mesh.cell_data["p"] = np.full(mesh.n_cells, 99, np.float32)
+    mesh.save(first)
+    (after,) = convert(tmp_path / "files", tmp_path / "store", Options(), workers=1)
+    assert before["surface_ranges"]["p"][1] < 99 == after["surface_ranges"]["p"][1]
+
+
+def test_a_second_conversion_into_a_store_is_refused(folder, tmp_path):
+    store = tmp_path / "store"
+    convert(folder, store, Options(), workers=1)
+    with command._only_one_into(store), pytest.raises(ValueError, match="no other conversion"):
+        convert(folder, store, Options(), workers=1)
+
+
+def test_leftovers_of_a_name_with_brackets_go(tmp_path):
+    (tmp_path / "files").mkdir()
+    body(1.0).save(tmp_path / "files" / "a[1].vtp")
+    for _ in range(2):
+        convert(tmp_path / "files", tmp_path / "store", Options(), workers=1)
+        os.utime(tmp_path / "files" / "a[1].vtp")
+    left = [path.name for path in (tmp_path / "store").iterdir() if "partial" in path.name]
+    assert left == []

@@ -241,3 +241,69 @@ def test_fields_of_different_length_are_named(tmp_path):
     arrays = {"p": np.zeros(4), "q": np.zeros(5)}
     with pytest.raises(ValueError, match=r"x.npz: field 'q': expected 4 values, .*; got 5"):
         files.as_columns(tmp_path / "x.npz", arrays)
+
+
+def plain(parts: int):
+    """A square of so many parts along each side, without fields."""
+    mesh = pyvista.Plane(i_resolution=parts, j_resolution=parts)
+    mesh.clear_data()
+    return mesh
+
+
+def test_a_name_on_points_and_on_cells_keeps_the_values_of_the_cells(tmp_path):
+    mesh = plain(3)
+    mesh.cell_data["c"] = np.linspace(0, 1, mesh.n_cells)
+    mesh.point_data["c"] = np.linspace(5, 6, mesh.n_points)
+    mesh.point_data["d"] = np.ones(mesh.n_points)
+    mesh.save(tmp_path / "a.vtp")
+    sampled = files.sample_surface(tmp_path, files.read_mesh(tmp_path / "a.vtp"), None)
+    assert sampled.on_cells
+    np.testing.assert_allclose(sampled.fields[:, 0], np.linspace(0, 1, 9), atol=1e-6)
+
+
+@pytest.mark.parametrize("where", ["cells", "points"])
+def test_points_and_lines_beside_polygons_are_left_out(where, tmp_path):
+    plane = plain(2)
+    plane.points *= (2, 3, 1)
+    mesh = pyvista.PolyData(plane.points, faces=plane.faces, verts=[1, 0], lines=[2, 0, 1])
+    assert mesh.n_cells == 6
+    data = mesh.cell_data if where == "cells" else mesh.point_data
+    data["p"] = np.arange(mesh.n_cells if where == "cells" else mesh.n_points, dtype=float)
+    mesh.save(tmp_path / "a.vtp")
+    surface = files.surface_of(files.read_mesh(tmp_path / "a.vtp"))
+    sampled = files.sample_surface(tmp_path, surface, None)
+    assert sampled.sizes.sum() == pytest.approx(6)
+    expected = np.arange(2, 6) if where == "cells" else np.arange(9)
+    np.testing.assert_array_equal(sampled.fields[:, 0], expected)
+
+
+def test_integers_are_fields_where_they_are_named(tmp_path):
+    mesh = plain(2)
+    mesh.cell_data["part"] = np.arange(4)
+    mesh.save(tmp_path / "a.vtp")
+    read = files.read_mesh(tmp_path / "a.vtp")
+    assert files.sample_surface(tmp_path, read, None).names == ()
+    named = files.sample_surface(tmp_path, read, ["part"])
+    np.testing.assert_array_equal(named.fields[:, 0], np.arange(4))
+
+
+def test_coordinates_beyond_float32_and_names_twice_are_refused(tmp_path):
+    mesh = plain(2)
+    mesh.points = np.asarray(mesh.points, np.float64) * 4e39
+    mesh.cell_data["p"] = np.ones(4)
+    with pytest.raises(ValueError, match="expected coordinates within float32; got 4 points"):
+        files.sample_surface(tmp_path, mesh, None)
+    mesh = plain(2)
+    mesh.cell_data["p"], mesh.cell_data["p_x"] = np.ones((4, 3)), np.ones(4)
+    with pytest.raises(ValueError, match="field 'p_x': expected one of this name; got several"):
+        files.sample_surface(tmp_path, mesh, None)
+
+
+def test_a_damaged_file_is_said_once(tmp_path, capfd):
+    pyvista.Sphere().save(tmp_path / "a.vtp")
+    content = (tmp_path / "a.vtp").read_bytes()
+    (tmp_path / "a.vtp").write_bytes(content[: len(content) // 2])
+    with pytest.raises(ValueError, match=r"a\.vtp: expected a readable .vtp file; got ") as error:
+        files.read_mesh(tmp_path / "a.vtp")
+    assert len(str(error.value)) < 300 + len(str(tmp_path))
+    assert capfd.readouterr() == ("", "")

@@ -164,12 +164,13 @@ def test_files_of_arrays_are_predicted_as_such(ending, place, surface_run, tmp_p
 def test_a_folder_of_two_streams_becomes_two_meshes(place, both_run, tmp_path):
     (row,) = predicted(both_run, tmp_path, place / "files" / "run_5")
     assert row["points"] == [body(1).n_cells, 6 * 5 * 4]
-    assert set(row["relative_l2"]) == {"p", "U_x", "U_y", "U_z"}
-    volume = pyvista.read(tmp_path / "volume.vtu")
+    fields = {"surface/p", "volume/U_x", "volume/U_y", "volume/U_z"}
+    assert set(row["relative_l2"]) == fields
+    volume = pyvista.read(tmp_path / "run_5" / "volume.vtu")
     assert volume.point_data["U_pred"].shape == (120, 3)
     error = volume.point_data["U_pred"] - volume.point_data["U"]
     np.testing.assert_allclose(volume.point_data["U_error"], error, atol=1e-4)
-    assert "p_pred" in pyvista.read(tmp_path / "boundary.vtp").cell_data
+    assert "p_pred" in pyvista.read(tmp_path / "run_5" / "boundary.vtp").cell_data
 
 
 def test_parts_and_devices_change_nothing(place, both_run, tmp_path):
@@ -177,7 +178,7 @@ def test_parts_and_devices_change_nothing(place, both_run, tmp_path):
     predicted(both_run, tmp_path / "a", file)
     predicted(both_run, tmp_path / "b", file, "mesh.points=4", "--points-at-once", "16")
     for name, of, field in (("volume.vtu", "point_data", "U"), ("boundary.vtp", "cell_data", "p")):
-        a, b = (getattr(pyvista.read(tmp_path / out / name), of) for out in "ab")
+        a, b = (getattr(pyvista.read(tmp_path / out / "run_5" / name), of) for out in "ab")
         scale = np.abs(a[f"{field}_pred"]).max()
         np.testing.assert_allclose(a[f"{field}_pred"], b[f"{field}_pred"], atol=2e-6 * scale)
 
@@ -199,7 +200,7 @@ def test_further_points_are_predicted_from_a_state(place, surface_run, tmp_path)
 def test_draws_of_dropout_give_a_deviation(place, both_run, tmp_path):
     file = place / "files" / "run_5"
     predicted(both_run, tmp_path, file, "--mc-dropout-samples", "3")
-    volume = pyvista.read(tmp_path / "volume.vtu").point_data
+    volume = pyvista.read(tmp_path / "run_5" / "volume.vtu").point_data
     assert volume["U_std"].shape == (120, 3)
     assert volume["U_std"].min() > 0
 
@@ -261,3 +262,50 @@ def test_a_run_of_other_data_is_refused(tmp_path):
     run = tmp_path / "darcy"
     assert call(train.main, *DARCY, f"hydra.run.dir={run}").code == 0
     assert "expected a run on a store" in refused(run, tmp_path / "out", tmp_path)
+
+
+def test_samples_of_one_layout_do_not_overwrite_each_other(place, both_run, surface_run, tmp_path):
+    folders = [place / "files" / f"run_{i}" for i in (1, 2)]
+    rows = predicted(both_run, tmp_path / "out", *folders)
+    for folder, row in zip(folders, rows, strict=True):
+        written = tmp_path / "out" / folder.name / "boundary.vtp"
+        assert str(written) in row["written"]
+        before = pyvista.read(folder / "boundary.vtp").cell_data["p"]
+        np.testing.assert_array_equal(pyvista.read(written).cell_data["p"], before)
+    twins = [place / "files" / "run_3" / name for name in ("boundary.vtp", "boundary.stl")]
+    body(0.65).save(twins[1])
+    result = call(predict.main, surface_run, *twins, "--out", tmp_path / "twins")
+    twins[1].unlink()
+    assert result.code == 2
+    assert_one_line(result.err, "boundary.stl: expected a file whose prediction has a name of its")
+
+
+def test_a_state_of_another_run_is_refused(place, surface_run, both_run, tmp_path):
+    file = place / "files" / "run_3" / "boundary.vtp"
+    predicted(both_run, tmp_path / "a", place / "files" / "run_3", "--save-state")
+    state = tmp_path / "a" / "run_3.state.npz"
+    assert "got one of another run" in refused(surface_run, tmp_path, file, "--state", state)
+    both = [file, "--state", state, "--save-state"]
+    assert "neither --mc-dropout-samples nor --save-state" in refused(surface_run, tmp_path, *both)
+
+
+def test_a_disk_that_is_too_small_is_one_line(place, surface_run, tmp_path, monkeypatch):
+    usage = type("Usage", (), {"free": 1000})
+    monkeypatch.setattr("shutil.disk_usage", lambda path: usage)
+    file = place / "files" / "run_3" / "boundary.vtp"
+    result = call(predict.main, surface_run, file, "--out", tmp_path)
+    assert result.code == 2
+    assert_one_line(result.err, "No space left on device", str(tmp_path))
+    assert not list(tmp_path.iterdir())
+
+
+def test_images_are_predicted_as_images(place, both_run, tmp_path):
+    folder = tmp_path / "image"
+    write_sample(folder, 0.7)
+    grid = pyvista.ImageData(dimensions=(6, 5, 4), spacing=(1, 1, 1), origin=(-2.5, -2, -1.5))
+    (folder / "volume.vtu").unlink()
+    grid.save(folder / "volume.vtk")
+    predicted(both_run, tmp_path / "out", folder)
+    written = pyvista.read(tmp_path / "out" / "image" / "volume.vtk")
+    assert isinstance(written, pyvista.ImageData)
+    assert "U_pred" in {*written.point_data, *written.cell_data}

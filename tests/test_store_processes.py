@@ -80,6 +80,15 @@ def test_a_process_reads_its_share_of_the_bytes(mesh, processes, stores):
     assert min(ratios) > 0.9, ratios
 
 
+def test_points_of_a_sample_stay_on_few_hosts(processes):
+    for process in processes:
+        assert process["groups"] == [
+            [[0, 0, 1, 1, 2, 2, 3, 3]],
+            [[0, 0, 1, 1], [2, 2, 3, 3]],
+            [[0, 0], [1, 1], [2, 2], [3, 3]],
+        ]
+
+
 @pytest.mark.parametrize("mesh", range(3), ids=IDS)
 def test_processes_place_what_one_process_places(mesh, processes, stores):
     split = four_processes.split_of(stores[0])

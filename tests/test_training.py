@@ -367,3 +367,23 @@ def test_evaluation_of_a_batch_is_that_of_each_sample_alone(mesh):
         target = samples[index].target
         expected = np.linalg.norm(alone - target, axis=0) / np.linalg.norm(target, axis=0)
         np.testing.assert_allclose(error, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("axes", [dict(data=4, points=2), dict(data=2, points=2, heads=2)])
+def test_weights_split_over_data_are_the_same_and_take_their_part(axes):
+    trained, held = [], []
+    for shard in (False, True):
+        with on_mesh(axes):
+            model, optimizer = placed(small_model()), make_optimizer(MUON, 10)
+            state = initial_state(model, optimizer, STATISTICS, 0, average=True, shard=shard)
+            step = make_step(model, optimizer, DECAY, state)
+            batches = [(place(clouds(seed=seed)),) for seed in range(3)]
+            memory = step.lower(state, batches[0]).compile().memory_analysis()
+            held.append(memory.argument_size_in_bytes)
+            for batch in batches:
+                state, _ = step(state, batch)
+            assert step._cache_size() == 1
+            trained.append(to_host(state.params))
+    assert_trees_close(trained[1], trained[0], 1e-5)
+    # Beside the weights, and what goes with them, a step is given a batch of a few points.
+    assert held[1] < held[0] / axes["data"] + 5000

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 from tqdm import tqdm
 
+from experiments.distributed import wait_for_all
 from experiments.meshes.store import Store, StoredSample, create_store, write_sample
 
 _METADATA = ("zarr.json", ".zgroup", ".zattrs", ".zarray")
@@ -44,10 +45,7 @@ def kept_beside(
             for index in tqdm(_missing(folder, samples), desc=what, unit="sample"):
                 attributes = {_OF: _signature(samples[index])}
                 write_sample(folder, samples[index].name, compute(index), attributes)
-    if jax.process_count() > 1:
-        from jax.experimental import multihost_utils
-
-        multihost_utils.sync_global_devices(str(folder))
+    wait_for_all("kept_beside")
     found = Store(folder)
     return [found.sample(sample.name) for sample in samples]
 

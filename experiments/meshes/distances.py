@@ -9,9 +9,8 @@ from jaxtyping import Float64, Shaped
 
 from experiments.meshes.beside import kept_beside
 from experiments.meshes.features import signed_distance
-from experiments.meshes.store import Arrays, StoredSample, one_number
+from experiments.meshes.store import DISTANCES, Arrays, StoredSample, one_number
 
-NAMES = ("volume_signed_distance", "volume_direction")
 _NEEDED = ("volume_mesh_centers", "stl_coordinates", "stl_faces")
 
 
@@ -25,7 +24,7 @@ def with_distances(
     Raises:
         ValueError: the folder beside the store cannot be written.
     """
-    asked = {entry.partition(".")[0] for entry in entries} & set(NAMES)
+    asked = {entry.partition(".")[0] for entry in entries} & set(DISTANCES)
     lacking = [
         i
         for i, sample in enumerate(samples)
@@ -37,7 +36,9 @@ def with_distances(
 
     def compute(index: int) -> dict[str, np.ndarray]:
         points, corners, faces = (chosen[index].read(name) for name in _NEEDED)
-        return dict(zip(NAMES, signed_distance(corners, faces.reshape(-1, 3), points), strict=True))
+        return dict(
+            zip(DISTANCES, signed_distance(corners, faces.reshape(-1, 3), points), strict=True)
+        )
 
     store = chosen[0].path.resolve().parent
     folder = store.with_name(f"{store.name}.distances")

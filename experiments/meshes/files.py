@@ -4,18 +4,24 @@ A surface is a mesh of triangles or polygons, a volume one of three-dimensional 
 alone. Fields lie on cells or on points; a mesh is sampled where they lie.
 """
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import logging
+import re
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pyvista
 from jaxtyping import Float32, Shaped
+from vtkmodules.vtkCommonCore import vtkLogger
 
 from experiments.cli import one_line
 
 MESH_ENDINGS = (".vtp", ".vtu", ".vtk", ".vts", ".vtm", ".stl")
 _AXES = ("x", "y", "z")
+_LONGEST_REASON = 200
 
 
 @dataclass(frozen=True)
@@ -75,13 +81,13 @@ def read_mesh(path: Path) -> pyvista.DataSet:
         with path.open("rb"):
             pass
         # VTK says what is wrong in a log of its own, and hands out what it could read.
-        with pyvista.VtkErrorCatcher(raise_errors=True):
+        with _quiet(), pyvista.VtkErrorCatcher(raise_errors=True):
             mesh = pyvista.read(path)
     except PermissionError as error:
         raise ValueError(f"{path}: expected a readable file; got {error.strerror}") from error
     except Exception as error:  # each reader has errors of its own
         raise ValueError(
-            f"{path}: expected a readable {path.suffix} file; got {one_line(error)}"
+            f"{path}: expected a readable {path.suffix} file; got {_reason(error)}"
         ) from error
     if isinstance(mesh, pyvista.MultiBlock):
         mesh = _one_mesh(path, mesh)
@@ -91,6 +97,28 @@ def read_mesh(path: Path) -> pyvista.DataSet:
     if bad:
         raise ValueError(f"{path}: expected finite coordinates; got {bad} points that are not")
     return mesh
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """What VTK has to say comes as an error; it would also print it, several times over."""
+    root, disabled = logging.getLogger(), logging.getLogger().disabled
+    verbosity = vtkLogger.GetCurrentVerbosityCutoff()
+    vtkLogger.SetStderrVerbosity(vtkLogger.VERBOSITY_OFF)
+    root.disabled = True
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        root.disabled = disabled
+        vtkLogger.SetStderrVerbosity(verbosity)
+
+
+def _reason(error: Exception) -> str:
+    """An error of a reader without addresses in memory, and not longer than a line."""
+    text = re.sub(r"\(0x[0-9a-f]+\)", "", one_line(error))
+    return text if len(text) <= _LONGEST_REASON else f"{text[:_LONGEST_REASON]}..."
 
 
 def _one_mesh(path: Path, blocks: pyvista.MultiBlock) -> pyvista.DataSet:
@@ -109,7 +137,8 @@ def is_volume(mesh: pyvista.DataSet) -> bool:
     if isinstance(mesh, pyvista.PolyData):
         return mesh.n_cells == mesh.n_verts
     if isinstance(mesh, pyvista.UnstructuredGrid):
-        return max(_dimension(kind) for kind in np.unique(mesh.celltypes)) in (0, 3)
+        kinds = np.unique(mesh.celltypes)
+        return max((_dimension(kind) for kind in kinds), default=0) in (0, 3)
     return mesh.n_cells > 0 and min(mesh.dimensions) > 1
 
 
@@ -130,11 +159,28 @@ def field_names(mesh: pyvista.DataSet) -> dict[str, str]:
     return dict(sorted(names.items()))
 
 
+def _integer_field(mesh: pyvista.DataSet, name: str) -> dict[str, str]:
+    """Where a field of integers lies; such are mostly numbers of things, so taken by name alone."""
+    for where, arrays in (("cells", mesh.cell_data), ("points", mesh.point_data)):
+        if name in arrays and np.issubdtype(arrays[name].dtype, np.integer):
+            return {name: where}
+    return {}
+
+
 def surface_of(mesh: pyvista.DataSet) -> pyvista.PolyData:
-    """A surface as one of polygons."""
-    if isinstance(mesh, pyvista.PolyData):
+    """A surface as one of polygons alone: strips are cut up, points and lines left out."""
+    if not isinstance(mesh, pyvista.PolyData):
+        mesh = mesh.extract_surface(algorithm="dataset_surface")
+    if mesh.n_strips:
+        mesh = mesh.triangulate()
+    first = mesh.n_verts + mesh.n_lines
+    if not first or first == mesh.n_cells:
         return mesh
-    return mesh.extract_surface(algorithm="dataset_surface")
+    surface = pyvista.PolyData(mesh.points, mesh.faces)
+    surface.point_data.update(mesh.point_data)
+    for name, values in mesh.cell_data.items():
+        surface.cell_data[name] = np.array(values[first:])
+    return surface
 
 
 def sample_surface(
@@ -175,7 +221,12 @@ def sample_surface(
         positions, normals = surface.points, surface.point_data["Normals"]
         sizes = _shares_of_points(surface, areas)
     return Sampled(
-        _float32(positions), columns, names, _float32(normals), _float32(sizes), on_cells
+        _positions(path, positions),
+        columns,
+        names,
+        _float32(normals),
+        _float32(sizes),
+        on_cells,
     )
 
 
@@ -209,13 +260,13 @@ def sample_volume(
     Raises:
         ValueError: a field is missing or not finite.
     """
-    on_cells, columns, names = _fields(path, mesh, fields, on_cells)
+    on_cells, columns, names = _fields(path, mesh, fields, on_cells and mesh.n_cells > 0)
     if on_cells:
         positions = mesh.cell_centers().points
         sizes = mesh.compute_cell_sizes(length=False, area=False, volume=True).cell_data["Volume"]
     else:
         positions, sizes = mesh.points, np.zeros(mesh.n_points)
-    return Sampled(_float32(positions), columns, names, None, _float32(sizes), on_cells)
+    return Sampled(_positions(path, positions), columns, names, None, _float32(sizes), on_cells)
 
 
 def read_geometry(path: Path) -> Geometry:
@@ -253,16 +304,19 @@ def _fields(
     wanted = list(there) if fields is None else list(fields)
     for name in wanted:
         if name not in there:
+            there |= _integer_field(mesh, name)
+        if name not in there:
             raise ValueError(
                 f"{path}: expected a field {name!r}; has {', '.join(map(repr, there)) or 'none'}"
             )
     if wanted:
         on_cells = any(there[name] == "cells" for name in wanted)
+    averaged = mesh
     if on_cells and any(there[name] == "points" for name in wanted):
-        mesh = mesh.point_data_to_cell_data(pass_point_data=False)
-    arrays = {
-        name: np.asarray((mesh.cell_data if on_cells else mesh.point_data)[name]) for name in wanted
-    }
+        averaged = mesh.point_data_to_cell_data(pass_point_data=False)
+    of_points = averaged.cell_data if on_cells else mesh.point_data
+    sources = {"points": of_points, "cells": mesh.cell_data}
+    arrays = {name: np.asarray(sources[there[name]][name]) for name in wanted}
     columns, names = as_columns(path, arrays)
     count = mesh.n_cells if on_cells else mesh.n_points
     return on_cells, columns if names else np.zeros((count, 0), np.float32), names
@@ -297,8 +351,22 @@ def as_columns(
         columns.append(values)
     if not columns:
         return np.zeros((0, 0), np.float32), ()
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"{where}: field {twice!r}: expected one of this name; got several")
     return np.concatenate(columns, axis=1), tuple(names)
 
 
 def _float32(values) -> np.ndarray:
     return np.ascontiguousarray(values, np.float32)
+
+
+def _positions(path: Path, values) -> np.ndarray:
+    with np.errstate(over="ignore"):  # found here
+        positions = _float32(values)
+    bad = int((~np.isfinite(positions)).any(1).sum())
+    if bad:
+        raise ValueError(
+            f"{path}: expected coordinates within float32; got {bad} points that are not"
+        )
+    return positions

@@ -1,6 +1,9 @@
 """Predicted fields written beside what they were predicted from."""
 
-from collections.abc import Mapping
+import errno
+import os
+import shutil
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import h5py
@@ -9,40 +12,53 @@ import pyvista
 
 from experiments.files import write_atomically
 from experiments.meshes.predicted import Input, Prediction, physical_fields, true_fields, vectors
+from experiments.meshes.samples import RESERVED
 from experiments.meshes.store import write_sample
 
-# Where a mesh cannot be written as what it was read from.
-_SURFACE, _VOLUME = ".vtp", ".vtu"
+# What each kind of mesh can be written as; the first where it was read from something else.
 _WRITTEN = {
     pyvista.PolyData: (".vtp", ".vtk"),
     pyvista.UnstructuredGrid: (".vtu", ".vtk"),
     pyvista.StructuredGrid: (".vts", ".vtk"),
+    pyvista.ImageData: (".vti", ".vtk"),
+    pyvista.RectilinearGrid: (".vtr", ".vtk"),
 }
 
 
-def write_prediction(read: Input, prediction: Prediction, out: Path) -> list[Path]:
-    """Writes the predicted fields of a file.
+def write_prediction(
+    read: Input, prediction: Prediction, out: Path, before: Sequence[Path] = ()
+) -> list[Path]:
+    """Writes the predicted fields of a file; those of a folder into a folder of its name.
+
+    Args:
+        read: the file.
+        prediction: of its fields.
+        out: folder that is written to.
+        before: what was written there before, of other files.
 
     Returns:
         What was written: of a sample of several meshes, each of them.
 
     Raises:
-        ValueError: it would be written over what was read.
+        ValueError: it would be written over what was read, or was written before.
     """
+    if read.contents is not None and read.path.is_dir():
+        out = out / read.path.name
+        out.mkdir(exist_ok=True)
     arrays = [_arrays(read, place, prediction) for place in range(len(prediction.fields))]
     if read.contents is not None and read.contents.parts:
-        return _write_meshes(read, arrays, out)
+        return _write_meshes(read, arrays, out, before)
     merged = {
         f"{stream.kind}_{name}": values
         for stream, own in zip(read.description.streams, arrays, strict=True)
         for name, values in own.items()
     }
     if read.contents is None:
-        _refuse_same(read.path, out / read.path.name)
+        _refuse(read.path, out / read.path.name, before)
         held = {name: read.wired.arrays.read(name) for name in read.wired.arrays.names}
         write_sample(out, read.path.name, held | merged, _plain(read.wired.arrays.attributes))
         return [out / read.path.name]
-    return [_write_arrays(read, merged, out)]
+    return [_write_arrays(read, merged, out, before)]
 
 
 def _arrays(read: Input, place: int, prediction: Prediction) -> dict[str, np.ndarray]:
@@ -64,8 +80,10 @@ def _arrays(read: Input, place: int, prediction: Prediction) -> dict[str, np.nda
     }
 
 
-def _write_meshes(read: Input, arrays: list[dict[str, np.ndarray]], out: Path) -> list[Path]:
-    written = []
+def _write_meshes(
+    read: Input, arrays: list[dict[str, np.ndarray]], out: Path, before: Sequence[Path]
+) -> list[Path]:
+    written: list[Path] = []
     for stream, own in zip(read.description.streams, arrays, strict=True):
         start = 0
         for part in read.contents.parts.get(stream.kind, []):
@@ -76,20 +94,28 @@ def _write_meshes(read: Input, arrays: list[dict[str, np.ndarray]], out: Path) -
             for name, values in own.items():
                 data[name] = np.ascontiguousarray(values[rows])
             path = out / _mesh_name(part.path, mesh)
-            _refuse_same(part.path, path)
+            _refuse(part.path, path, [*before, *written])
+            _require_room(out, mesh)
             write_atomically(path, mesh.save)
             written.append(path)
     return written
 
 
 def _mesh_name(path: Path, mesh: pyvista.DataSet) -> str:
-    endings = next((known for kind, known in _WRITTEN.items() if isinstance(mesh, kind)), None)
-    if endings is None:
-        return path.with_suffix(_VOLUME).name
+    endings = next(known for kind, known in _WRITTEN.items() if isinstance(mesh, kind))
     return path.name if path.suffix.lower() in endings else path.with_suffix(endings[0]).name
 
 
-def _write_arrays(read: Input, predicted: Mapping[str, np.ndarray], out: Path) -> Path:
+def _require_room(out: Path, mesh: pyvista.DataSet) -> None:
+    """VTK does not survive a disk that becomes full while it writes."""
+    needed, free = mesh.actual_memory_size * 1024, shutil.disk_usage(out).free
+    if needed > free:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(out))
+
+
+def _write_arrays(
+    read: Input, predicted: Mapping[str, np.ndarray], out: Path, before: Sequence[Path]
+) -> Path:
     arrays = read.contents.arrays | predicted
     numbers = _plain(read.contents.attributes)
     if read.path.suffix.lower() in (".h5", ".hdf5"):
@@ -107,17 +133,20 @@ def _write_arrays(read: Input, predicted: Mapping[str, np.ndarray], out: Path) -
         def write(temporary: Path) -> None:
             np.savez(temporary, **arrays, **numbers)
 
-    _refuse_same(read.path, path)
+    _refuse(read.path, path, before)
     write_atomically(path, write)
     return path
 
 
 def _plain(attributes: Mapping) -> dict:
     """Numbers and names, without what tells where a store has them from."""
-    left = ("source", "options", "summary", "complete")
-    return {name: value for name, value in attributes.items() if name not in left}
+    return {name: value for name, value in attributes.items() if name not in RESERVED}
 
 
-def _refuse_same(read: Path, written: Path) -> None:
+def _refuse(read: Path, written: Path, before: Sequence[Path]) -> None:
+    if written in before:
+        raise ValueError(
+            f"{read}: expected a file whose prediction has a name of its own; got {written} again"
+        )
     if written.exists() and written.resolve() == read.resolve():
         raise ValueError(f"--out: expected another folder than that of {read}; got the same")

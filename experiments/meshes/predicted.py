@@ -71,7 +71,7 @@ def read_input(path: Path, config: StoreConfig, data: Description) -> Input:
         name = arrays.name
     else:
         source = _source_of(path)
-        contents, name = _contents(source, data), source.name
+        contents, name = _contents(source, config, data), source.name
         arrays = HeldSample(path, contents.arrays, contents.attributes)
     streams = {
         stream.name: replace(config.streams[stream.name], targets=list(stream.targets))
@@ -143,16 +143,24 @@ def _source_of(path: Path) -> Source:
     return source
 
 
-def _contents(source: Source, data: Description) -> Contents:
-    fields = {"surface": [], "volume": []}
-    on_cells = {}
-    for stream in data.streams:
-        on_cells[stream.kind] = stream.on_cells
-        # A column may be a scalar, or one of a vector.
-        names = [n for field in stream.fields for n in (field, field.removesuffix(field[-2:]))]
-        fields.setdefault(stream.kind, []).extend(dict.fromkeys(names))
+def _contents(source: Source, config: StoreConfig, data: Description) -> Contents:
+    on_cells = {stream.kind: stream.on_cells for stream in data.streams}
+    entries = [entry for stream in data.streams for entry in stream.targets]
+    for stream in config.streams.values():
+        entries += [*stream.embedding, *stream.fx]
+    entries += config.geometry
+    fields: dict[str, list[str]] = {"surface": [], "volume": []}
+    for array, _, column in (entry.partition(".") for entry in entries):
+        kind = array.removesuffix("_fields")
+        if kind in fields and array != kind and column:
+            # A column may be a scalar, or one of a vector.
+            fields[kind] += [column, column.removesuffix(column[-2:])]
     return read_sample(
-        source, fields["surface"], fields["volume"], where_there=True, on_cells=on_cells
+        source,
+        list(dict.fromkeys(fields["surface"])),
+        list(dict.fromkeys(fields["volume"])),
+        where_there=True,
+        on_cells=on_cells,
     )
 
 
@@ -182,9 +190,9 @@ def errors_of(read: Input, prediction: Prediction) -> dict[str, Any]:
             norms = np.linalg.norm(true.astype(np.float64), axis=0)
             errors = np.linalg.norm(fields.astype(np.float64) - true, axis=0)
             relative = np.divide(errors, norms, out=np.full_like(errors, np.nan), where=norms > 0)
-            found.setdefault("relative_l2", {}).update(
-                zip(described.fields, relative.tolist(), strict=True)
-            )
+            several = len(read.description.streams) > 1
+            names = [f"{name}/{field}" if several else field for field in described.fields]
+            found.setdefault("relative_l2", {}).update(zip(names, relative.tolist(), strict=True))
         if config.forces.pressure is not None and config.forces.stream == name:
             both = [fields] if true is None else [fields, true]
             values = [forces_of(read.wired, described.fields, each) for each in both]

@@ -1,6 +1,7 @@
 """The samples of a folder of simulation files, and what of each goes into a store."""
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,8 @@ from experiments.meshes.features import signed_distance
 # Numbers of a sample may stand beside its files.
 PARAMETERS = "parameters.json"
 ENDINGS = (*files.MESH_ENDINGS, *ARRAY_ENDINGS)
+# Attributes of a store that are no numbers of a sample.
+RESERVED = ("source", "options", "summary", "complete", "shuffled")
 # Arrays of these kinds have one row a point, and go through one order.
 _KINDS = ("surface", "volume", "stl")
 _NOT_OF_POINTS = ("stl_coordinates",)
@@ -67,6 +70,10 @@ class Source:
         """What tells whether a file has changed: its name, size and time of change."""
         paths = [*self.meshes, *self.geometry, *self.arrays]
         paths += [] if self.parameters is None else [self.parameters]
+        for path in self.meshes:
+            if path.suffix.lower() == ".vtm":
+                blocks = path.with_suffix("").rglob("*")
+                paths += sorted(block for block in blocks if block.is_file())
         return [[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in paths]
 
 
@@ -207,6 +214,8 @@ def read_sample(
         contents.arrays |= {"volume_signed_distance": distance, "volume_direction": direction}
     for path in source.arrays:
         _put_arrays(contents, path)
+    if source.arrays:
+        _require_rows(source.name, contents)
     contents.attributes |= _numbers(source.parameters)
     return contents
 
@@ -251,18 +260,43 @@ def _put_arrays(contents: Contents, path: Path) -> None:
     contents.attributes |= numbers | names
 
 
+def _require_rows(name: str, contents: Contents) -> None:
+    """Refuses arrays of the points of one kind that differ in length."""
+    for kind in ("surface", "volume"):
+        arrays = [array for array in contents.arrays if array.startswith(f"{kind}_")]
+        for array in arrays[1:]:
+            rows, expected = (len(contents.arrays[other]) for other in (array, arrays[0]))
+            if rows != expected:
+                raise ValueError(
+                    f"{name}: array {array!r}: expected {expected} rows, as in {arrays[0]!r}; "
+                    f"got {rows}"
+                )
+
+
+def _is_finite(value: Any) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an integer beyond all numbers of a float
+        return False
+
+
 def _numbers(path: Path | None) -> dict[str, float]:
     if path is None:
         return {}
     try:
         numbers = json.loads(path.read_text())
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RecursionError) as error:
         raise ValueError(
             f"{path}: expected a JSON file of numbers; got {one_line(error)}"
         ) from error
     if not isinstance(numbers, dict):
         raise ValueError(f"{path}: expected names and numbers; got {type(numbers).__name__}")
     for name, value in numbers.items():
-        if isinstance(value, bool) or not isinstance(value, int | float) or not np.isfinite(value):
-            raise ValueError(f"{path}: {name!r}: expected a finite number; got {value!r}")
+        if name in RESERVED or name.endswith("_field_names"):
+            raise ValueError(f"{path}: {name!r}: expected another name; the store uses this one")
+        if not _is_finite(value):
+            shown = repr(value) if len(repr(value)) < 100 else f"{repr(value)[:100]}..."
+            raise ValueError(f"{path}: {name!r}: expected a finite number; got {shown}")
     return {name: float(value) for name, value in numbers.items()}

@@ -9,6 +9,7 @@ A sample is written under another name and renamed, so that it is there whole or
 are cut into small chunks inside large files: a reader fetches what it asks for and little more.
 """
 
+import glob
 import shutil
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -24,6 +25,8 @@ from experiments.cli import one_line
 
 _CHUNK_POINTS = 2**13
 _CHUNKS_A_FILE = 2**7
+# Made of a volume and an STL.
+DISTANCES = ("volume_signed_distance", "volume_direction")
 _PARTIAL = ".partial-"
 _COMPLETE = "complete"
 
@@ -86,6 +89,11 @@ class StoredSample:
         if not self._arrays:
             raise ValueError(f"{path}: expected a group with arrays; got an empty one")
         self.attributes: dict[str, Any] = attributes
+
+    @staticmethod
+    def is_one(path: Path) -> bool:
+        """Whether a folder of a store is a sample, whole or not."""
+        return not path.name.startswith(".") and path.is_dir() and _is_group(path)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -166,7 +174,8 @@ class StoredSample:
     def _array(self, name: str) -> zarr.Array:
         if name not in self._arrays:
             raise ValueError(
-                f"{self.path}: expected an array {name!r}; has {', '.join(self.names)}"
+                f"{self.path}: expected an array {name!r}{_source(name)}; has "
+                f"{', '.join(self.names)}"
             )
         return self._arrays[name]
 
@@ -233,9 +242,17 @@ class HeldSample:
     def _array(self, name: str) -> np.ndarray:
         if name not in self._held:
             raise ValueError(
-                f"{self.path}: expected an array {name!r}; has {', '.join(self.names) or 'none'}"
+                f"{self.path}: expected an array {name!r}{_source(name)}; has "
+                f"{', '.join(self.names) or 'none'}"
             )
         return self._held[name]
+
+
+def _source(name: str) -> str:
+    """Where arrays come from that no field of a file is."""
+    if name.startswith("stl_"):
+        return " (of an STL file)"
+    return " (of an STL file beside the volume)" if name in DISTANCES else ""
 
 
 def one_number(arrays: Arrays, name: str) -> float:
@@ -373,7 +390,7 @@ def write_sample(
 
 def remove_partial(store: Path, name: str) -> None:
     """Removes what an interrupted writer of a sample has left."""
-    for left in Path(store).glob(f"{_PARTIAL}{name}-" + "[0-9a-f]" * 32):
+    for left in Path(store).glob(f"{_PARTIAL}{glob.escape(name)}-" + "[0-9a-f]" * 32):
         shutil.rmtree(left, ignore_errors=True)
 
 

@@ -1,0 +1,70 @@
+"""What goes wrong in a run that it can survive, and what it then leaves to look at."""
+
+import contextlib
+import fcntl
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from experiments.batch import Sample
+from experiments.batches import Loader
+from experiments.data import Split
+from experiments.files import write_atomically
+
+LOCK = ".lock"
+
+
+@contextlib.contextmanager
+def only_run_in(folder: Path) -> Iterator[None]:
+    """Keeps other runs out of a folder; the system opens it again however this one ends.
+
+    Raises:
+        ValueError: another run is in it.
+    """
+    if jax.process_index() != 0:
+        yield
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    # Opened to append: a run that is refused leaves the folder as it is.
+    with (folder / LOCK).open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(
+                f"{folder}: expected a folder that no other run is in; another process trains there"
+            ) from None
+        except OSError:
+            pass  # a file system without locks
+        yield
+
+
+def bad_step(folder: Path, split: Split, loader: Loader, step: int) -> str:
+    """Writes the batches of a step whose loss or gradient was not finite, for a look.
+
+    Each process writes what it reads.
+
+    Returns:
+        The samples of the step and the file.
+    """
+    names = [str(split.names[index]) for index in loader.samples_of(step)]
+    process = f"_process_{jax.process_index()}" if jax.process_count() > 1 else ""
+    path = folder / f"nonfinite_step_{step}{process}.npz"
+    arrays = _arrays(loader.read_again(step))
+    write_atomically(path, lambda temporary: np.savez(temporary, **arrays))
+    return f"samples {', '.join(names)}; the batch is in {path.name}"
+
+
+def _arrays(batches: Sequence[dict[int, Sample]]) -> dict[str, np.ndarray]:
+    """What was read of samples, by batch, place and stream: `0.3.embedding`."""
+    arrays = {}
+    for batch, samples in enumerate(batches):
+        for row, sample in samples.items():
+            for stream, cloud in enumerate(sample.clouds):
+                own = f"{batch}.{row}." if len(sample.clouds) == 1 else f"{batch}.{row}.{stream}."
+                for name in ("embedding", "target", "fx", "positions"):
+                    arrays[own + name] = getattr(cloud, name)
+            for name in ("geometry", "global_embedding"):
+                arrays[f"{batch}.{row}.{name}"] = getattr(sample, name)
+    return {name: values for name, values in arrays.items() if values is not None}

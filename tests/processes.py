@@ -1,0 +1,109 @@
+"""Several processes of one run, each with CPU devices of its own, for the tests and by hand."""
+
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+from commands import Result, start, wait
+
+from experiments.logs import read_log
+
+PROCESSES, DEVICES = 4, 2
+SMALL = [
+    "model.n_layers=1",
+    "model.n_hidden=16",
+    "model.n_head=2",
+    "model.slice_num=4",
+    "optimizer=adamw",
+    "train.steps=30",
+    "train.log_every=1",
+]
+DARCY = [
+    *SMALL,
+    *("model=flare", "data.resolution=8", "data.train=16", "data.validation=4", "data.test=6"),
+    "train.checkpoint_every=10",
+]
+AIRFOILS = [
+    *SMALL,
+    *("model=geotransolver", "data=airfoil", "data.angles=2", "data.surface_points=32"),
+    *("data.points=40", "data.max_points=60", "data.train=6", "data.validation=2", "data.test=5"),
+    "train.checkpoint_every=30",
+]
+
+
+def fast(cache: Path) -> dict[str, str]:
+    """Environment in which programs that run for seconds are not optimized, and kept."""
+    return {
+        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+        "JAX_COMPILATION_CACHE_DIR": str(cache / "programs"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    }
+
+
+def launch(cache: Path, *arguments, options=()) -> subprocess.Popen:
+    """Starts a command by `experiments.launch`."""
+    return start(
+        *("-m", "experiments.launch", "--processes", PROCESSES),
+        *("--devices-per-process", DEVICES, *options, "--", *arguments),
+        **fast(cache),
+    )
+
+
+def free_port() -> int:
+    """A port of this machine at which nothing listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def start_each(cache: Path, *overrides) -> list[subprocess.Popen]:
+    """Starts the processes of a training one by one, as hosts do: nobody looks after them."""
+    port = free_port()
+    return [
+        start(
+            *("-m", "experiments.train", *overrides, f"mesh.cpu_devices={DEVICES}"),
+            f"distributed.coordinator=127.0.0.1:{port}",
+            f"distributed.processes={PROCESSES}",
+            f"distributed.process={number}",
+            **fast(cache),
+        )
+        for number in range(PROCESSES)
+    ]
+
+
+def wait_for_step(processes: list[subprocess.Popen], folder: Path, step: int) -> None:
+    """Waits until the log of a run has a step."""
+    deadline = time.monotonic() + 200
+    while max((row["step"] for row in read_log(folder)), default=0) < step:
+        ended = [process for process in processes if process.poll() is not None]
+        assert not ended, f"ended before step {step}: {ended[0].communicate()}"
+        assert time.monotonic() < deadline, f"no step {step}"
+        time.sleep(0.005)
+
+
+def killed(
+    cache: Path, overrides: list[str], folder: Path, number: int, step: int
+) -> tuple[list[Result], float]:
+    """Kills one process of a run at a step.
+
+    Returns:
+        How each process ended, and the seconds that the last of the others took.
+    """
+    processes = start_each(cache, *overrides, f"hydra.run.dir={folder}")
+    try:
+        wait_for_step(processes, folder, step)
+        processes[number].send_signal(signal.SIGKILL)
+        since = time.monotonic()
+        results = [wait(process, 100) for process in processes]
+        return results, time.monotonic() - since
+    finally:
+        for process in processes:
+            process.kill()
+
+
+def last_lines(result: Result) -> str:
+    """The end of what a process printed, for messages."""
+    return "\n".join(f"{result.out}\n{result.err}".splitlines()[-20:])
