@@ -79,3 +79,28 @@ def test_a_folder_that_cannot_be_written_is_named(config, tmp_path):
     (tmp_path / "store.distances").write_text("a file")
     with pytest.raises(ValueError, match=r"store\.distances: expected [^\n]*$"):
         load_dataset(config)
+
+
+def test_small_clouds_are_read_once_and_large_ones_each_time(config, monkeypatch):
+    from experiments.meshes import dataset
+    from experiments.meshes.store import StoredSample
+
+    reads, read = [], StoredSample.read
+
+    def counted(self, name, rows=slice(None)):
+        reads.append(name)
+        return read(self, name, rows)
+
+    monkeypatch.setattr(StoredSample, "read", counted)
+    for most, again in ((dataset._READ_ONCE, False), (100, True)):
+        monkeypatch.setattr(dataset, "_READ_ONCE", most)
+        split = load_dataset(config).splits["train"]
+        reads.clear()
+        first = split.read(0, Windows((slice(0, 50),)))
+        count = len(reads)
+        assert count > 0
+        second = split.read(0, Windows((slice(0, 50),)), (1, 2))
+        np.testing.assert_array_equal(first.clouds[0].fx, second.clouds[0].fx)
+        assert (len(reads) > count) == again
+        other = split.read(0, Windows((slice(50, 80),)))
+        assert len(other.clouds[0].fx) == 30

@@ -23,6 +23,9 @@ from experiments.moments import Moments, over_processes
 from experiments.prediction import COORDINATES
 from experiments.schema import StoreConfig, StreamConfig
 
+# A split of whole clouds with at most so many numbers is kept in memory when it has been read.
+_READ_ONCE = 2**25
+
 
 class StoreSplit:
     """Samples of a store; see `experiments.data.Split`."""
@@ -67,6 +70,19 @@ class StoreSplit:
         self._geometry_lengths = [
             sample.length(config.geometry) if config.geometry else 0 for sample in self._samples
         ]
+        # Small clouds would take longer to open than a step takes.
+        small = self._numbers_in_all() <= _READ_ONCE and not self.is_drawn
+        self._read_once: dict[tuple, Sample] | None = {} if small else None
+
+    def _numbers_in_all(self) -> int:
+        """Numbers that all samples have."""
+        streams = self.description.streams
+        widths = [s.embedding + s.fx + len(s.fields) + 3 * s.positions for s in streams]
+        of_streams = (
+            sum(width * length for width, length in zip(widths, lengths, strict=True))
+            for lengths in self._lengths
+        )
+        return sum(of_streams) + (self.description.geometry or 0) * sum(self._geometry_lengths)
 
     def __len__(self) -> int:
         """Number of samples."""
@@ -110,6 +126,15 @@ class StoreSplit:
             windows: of its clouds.
             seeds: numbers of the draw, where only a part of its points is drawn.
         """
+        if self._read_once is None:
+            return self._read(index, windows, seeds)
+        known = self.neighbors is not None
+        key = (index, known, *((w.start, w.stop) for w in (*windows.streams, windows.geometry)))
+        if key not in self._read_once:
+            self._read_once[key] = self._read(index, windows, seeds)
+        return self._read_once[key]
+
+    def _read(self, index: int, windows: Windows, seeds: tuple[int, ...]) -> Sample:
         sample = self._samples[index]
         own = (*seeds, zlib.crc32(sample.arrays.name.encode()))
         geometry_rows = self._rows(
