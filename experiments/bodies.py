@@ -6,9 +6,6 @@ an interrupted command goes on. A sample depends on the seed, its number and `--
 """
 
 import argparse
-import multiprocessing
-from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,6 +24,7 @@ from experiments.body_shapes import draw_body
 from experiments.cli import one_line_errors
 from experiments.files import write_atomically, write_json
 from experiments.splits import require_integer
+from experiments.workers import in_processes
 
 AIR_DENSITY = 1.2
 STREAM_VELOCITY_RANGE = (20.0, 40.0)
@@ -149,8 +147,9 @@ def make_bodies(folder: Path, samples: int, faces: int, seed: int, workers: int)
         if not all(path.exists() for path in _paths(folder, index))
     ]
     done = samples - len(missing)
+    tasks = [(folder, index, faces, seed) for index in missing]
     with tqdm(total=samples, initial=done, desc="Making bodies", unit="sample") as bar:
-        for _ in _in_parallel(folder, missing, faces, seed, workers):
+        for _ in in_processes(_make, tasks, workers):
             bar.update()
 
 
@@ -160,23 +159,6 @@ def _paths(folder: Path, index: int) -> tuple[Path, ...]:
 
 def _make(folder: Path, index: int, faces: int, seed: int) -> None:
     write_sample(folder, index, make_sample(seed, index, faces))
-
-
-def _in_parallel(
-    folder: Path, indices: list[int], faces: int, seed: int, workers: int
-) -> Iterator[None]:
-    if workers == 1 or len(indices) < 2:
-        for index in indices:
-            yield _make(folder, index, faces, seed)
-        return
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(workers, len(indices)), mp_context=context) as pool:
-        jobs = [pool.submit(_make, folder, index, faces, seed) for index in indices]
-        try:
-            for job in as_completed(jobs):
-                yield job.result()
-        finally:
-            pool.shutdown(cancel_futures=True)
 
 
 def main() -> None:

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import preservation_policy
 
+from experiments.distributed import wait_for_all
 from experiments.fingerprints import fingerprints
 
 METRIC = "validation_relative_l2"
@@ -216,7 +217,7 @@ class Checkpoints:
         if jax.process_index() == 0:
             for step in steps:
                 self._rename(step)
-        _all_processes("checkpoints were set aside")
+        wait_for_all("checkpoints were set aside")
         self._manager.reload()
 
     def _rename(self, step: int) -> None:
@@ -235,11 +236,11 @@ class Checkpoints:
                 reason = f"its metrics cannot be read: {_reason(error)}"
                 problems.append((int(step.name), f"{step}: the checkpoint is damaged: {reason}"))
         if problems and len(problems) < len(list(self.folder.glob("[0-9]*"))):
-            _all_processes("metrics of checkpoints were read")
+            wait_for_all("metrics of checkpoints were read")
             if jax.process_index() == 0:
                 for number, _ in problems:
                     self._rename(number)
-            _all_processes("checkpoints without metrics were set aside")
+            wait_for_all("checkpoints without metrics were set aside")
             return [problem for _, problem in problems]
         return []
 
@@ -261,14 +262,6 @@ class Checkpoints:
         """Waits for what is being saved, and closes."""
         self.settle()
         self._manager.close()
-
-
-def _all_processes(event: str) -> None:
-    """Waits until all processes come here."""
-    if jax.process_count() > 1:
-        from jax.experimental import multihost_utils
-
-        multihost_utils.sync_global_devices(event)
 
 
 def _validation_error(metrics: dict) -> float:

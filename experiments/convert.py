@@ -6,15 +6,12 @@ with what is wrong, and the others go on; the command then ends with exit code 1
 """
 
 import argparse
-import contextlib
 import errno
-import fcntl
 import json
-import multiprocessing
 import os
 import zlib
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +20,7 @@ import numpy as np
 from tqdm import tqdm
 
 from experiments.cli import one_line_errors
-from experiments.files import write_json
+from experiments.files import locked, write_json
 from experiments.meshes.samples import Contents, Source, find_samples, read_sample
 from experiments.meshes.store import (
     StoredSample,
@@ -31,6 +28,7 @@ from experiments.meshes.store import (
     remove_partial,
     write_sample,
 )
+from experiments.workers import in_processes
 
 _KINDS = ("surface", "volume")
 REPORT = "report.json"
@@ -79,19 +77,12 @@ def convert(folder: Path, store: Path, options: Options, workers: int) -> list[d
         return _convert_all(folder, store, sources, options, workers)
 
 
-@contextlib.contextmanager
-def _only_one_into(store: Path) -> Iterator[None]:
+def _only_one_into(store: Path) -> AbstractContextManager[None]:
     """Two conversions would remove each other's unfinished samples."""
-    with (Path(store) / _LOCK).open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(
-                f"{store}: expected a store that no other conversion writes to; got one at work"
-            ) from None
-        except OSError:
-            pass  # a file system without locks
-        yield
+    return locked(
+        Path(store) / _LOCK,
+        f"{store}: expected a store that no other conversion writes to; got one at work",
+    )
 
 
 def _convert_all(
@@ -112,7 +103,8 @@ def _convert_all(
             rows.append(row)
             bar.update()
             expected = row.get("field_names")
-        for row in _in_parallel(store, waiting, options, expected, workers):
+        tasks = [(store, source, options, expected) for source in waiting]
+        for row in in_processes(_convert, tasks, workers):
             rows.append(row)
             bar.update()
     names = {source.name for source in sources}
@@ -123,27 +115,6 @@ def _convert_all(
     rows.sort(key=lambda row: row["sample"])
     write_json(Path(store) / REPORT, rows)
     return rows
-
-
-def _in_parallel(
-    store: Path,
-    sources: Sequence[Source],
-    options: Options,
-    expected: dict[str, list[str]] | None,
-    workers: int,
-) -> Iterator[dict[str, Any]]:
-    if workers == 1 or len(sources) < 2:
-        for source in sources:
-            yield _convert(store, source, options, expected)
-        return
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(workers, len(sources)), mp_context=context) as pool:
-        jobs = [pool.submit(_convert, store, source, options, expected) for source in sources]
-        try:
-            for job in as_completed(jobs):
-                yield job.result()
-        finally:
-            pool.shutdown(cancel_futures=True)
 
 
 def _convert(

@@ -120,15 +120,20 @@ def _metrics(evaluated: Evaluated) -> dict[str, Any]:
     return metrics_of(evaluated.result, evaluated.dataset) | facts
 
 
-def main() -> None:
-    """The command."""
+def parse_run(command: str, description: str) -> argparse.Namespace:
+    """What a command that evaluates a run is given: `run`, `overrides`, `checkpoint`."""
     parser = argparse.ArgumentParser(
-        prog="python -m experiments.evaluate", description="Test error of a trained run."
+        prog=f"python -m experiments.{command}", description=description
     )
     parser.add_argument("run", type=Path, help="the run's folder, as in runs/darcy_flare")
     parser.add_argument("overrides", nargs="*", help="changes, as in mesh.points=4")
     parser.add_argument("--checkpoint", choices=("last", "best"), default="last")
-    arguments = parser.parse_intermixed_args()
+    return parser.parse_intermixed_args()
+
+
+def main() -> None:
+    """The command."""
+    arguments = parse_run("evaluate", "Test error of a trained run.")
     evaluated = evaluate_run(arguments.run, arguments.overrides, arguments.checkpoint)
     if jax.process_index():
         return

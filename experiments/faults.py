@@ -1,7 +1,6 @@
 """What goes wrong in a run that it can survive, and what it then leaves to look at."""
 
 import contextlib
-import fcntl
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import numpy as np
 from experiments.batch import Sample
 from experiments.batches import Loader
 from experiments.data import Split
-from experiments.files import write_atomically
+from experiments.files import locked, write_atomically
 
 LOCK = ".lock"
 
@@ -27,16 +26,8 @@ def only_run_in(folder: Path) -> Iterator[None]:
         yield
         return
     folder.mkdir(parents=True, exist_ok=True)
-    # Opened to append: a run that is refused leaves the folder as it is.
-    with (folder / LOCK).open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(
-                f"{folder}: expected a folder that no other run is in; another process trains there"
-            ) from None
-        except OSError:
-            pass  # a file system without locks
+    refusal = f"{folder}: expected a folder that no other run is in; another process trains there"
+    with locked(folder / LOCK, refusal):
         yield
 
 

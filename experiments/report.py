@@ -3,7 +3,6 @@
 `report.html` in the run's folder needs no other file; the metrics are written beside it.
 """
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import numpy as np
 from experiments.batch import Windows
 from experiments.cli import one_line_errors
 from experiments.data import AirfoilSplit, Dataset, GridSplit
-from experiments.evaluate import Evaluated, evaluate_run
+from experiments.evaluate import Evaluated, evaluate_run, parse_run
 from experiments.figures import picture
 from experiments.logs import read_log
 from experiments.report_pages import ReportContent, metrics_table, write_report
@@ -91,13 +90,7 @@ def report(folder: Path, overrides: list[str], which: str) -> Evaluated:
 
 def main() -> None:
     """The command."""
-    parser = argparse.ArgumentParser(
-        prog="python -m experiments.report", description="A page on a trained run."
-    )
-    parser.add_argument("run", type=Path, help="the run's folder, as in runs/darcy_flare")
-    parser.add_argument("overrides", nargs="*", help="changes, as in mesh.points=4")
-    parser.add_argument("--checkpoint", choices=("last", "best"), default="last")
-    arguments = parser.parse_intermixed_args()
+    arguments = parse_run("report", "A page on a trained run.")
     evaluated = report(arguments.run, arguments.overrides, arguments.checkpoint)
     if jax.process_index():
         return

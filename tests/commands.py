@@ -2,7 +2,9 @@
 
 import contextlib
 import io
+import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -84,6 +86,25 @@ def wait(process: subprocess.Popen, seconds: float = 120) -> Result:
         out, err = process.communicate()
         pytest.fail(f"not done after {seconds} s\n{out}\n{err}")
     return Result(process.returncode, out, err)
+
+
+def reports_of(script: str, processes: int, *arguments) -> list[dict]:
+    """What the processes of a script print last, as JSON; each is called with a port and its rank.
+
+    Those that are left when one fails are killed.
+    """
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    running = [start(script, port, rank, *arguments) for rank in range(processes)]
+    try:
+        results = [wait(process) for process in running]
+    finally:
+        for process in running:
+            process.kill()
+    for result in results:
+        assert result.code == 0, result.err
+    return [json.loads(result.out.splitlines()[-1]) for result in results]
 
 
 def printed_metrics(out: str) -> dict[str, str]:

@@ -1,12 +1,11 @@
 """Statistics, loaders, and the placing of batches."""
 
 import json
-import socket
 
 import numpy as np
 import pytest
 import two_processes
-from commands import start, wait
+from commands import reports_of
 from conftest import on_mesh
 
 import parallel
@@ -239,18 +238,7 @@ def test_one_process_holds_every_row():
 @pytest.fixture(scope="module")
 def processes():
     """The reports of two processes that share a (2, 2, 1) mesh."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    running = [start(two_processes.__file__, port, rank) for rank in (0, 1)]
-    try:
-        results = [wait(process) for process in running]
-    finally:
-        for process in running:
-            process.kill()
-    for result in results:
-        assert result.code == 0, result.err
-    return [json.loads(result.out.splitlines()[-1]) for result in results]
+    return reports_of(two_processes.__file__, 2)
 
 
 def test_each_process_reads_only_the_samples_that_its_devices_hold(processes):

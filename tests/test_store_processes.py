@@ -1,13 +1,11 @@
 """Several processes read of a store what their devices hold, and together what one would read."""
 
-import json
-import socket
 from pathlib import Path
 
 import four_processes
 import numpy as np
 import pytest
-from commands import start, wait
+from commands import reports_of
 from conftest import on_mesh
 
 zarr = pytest.importorskip("zarr")
@@ -48,18 +46,7 @@ def stores(tmp_path_factory):
 @pytest.fixture(scope="module")
 def processes(stores):
     """The reports of four processes of two devices each."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    running = [start(four_processes.__file__, port, rank, *stores) for rank in range(PROCESSES)]
-    try:
-        results = [wait(process) for process in running]
-    finally:
-        for process in running:
-            process.kill()
-    for result in results:
-        assert result.code == 0, result.err
-    return [json.loads(result.out.splitlines()[-1]) for result in results]
+    return reports_of(four_processes.__file__, PROCESSES, *stores)
 
 
 @pytest.mark.parametrize("mesh", range(3), ids=IDS)

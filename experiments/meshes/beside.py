@@ -1,8 +1,6 @@
 """What is computed once of the samples of a store, and kept in a folder beside it."""
 
-import contextlib
-import fcntl
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import jax
@@ -10,6 +8,7 @@ import numpy as np
 from tqdm import tqdm
 
 from experiments.distributed import wait_for_all
+from experiments.files import locked
 from experiments.meshes.store import Store, StoredSample, create_store, write_sample
 
 _METADATA = ("zarr.json", ".zgroup", ".zattrs", ".zarray")
@@ -40,7 +39,8 @@ def kept_beside(
     """
     if jax.process_index() == 0 and _missing(folder, samples):
         folder.parent.mkdir(exist_ok=True)
-        with _alone(folder.with_name(f".{folder.name}.lock")):
+        # Other jobs that fill the folder would remove the files of this one.
+        with locked(folder.with_name(f".{folder.name}.lock")):
             create_store(folder)
             for index in tqdm(_missing(folder, samples), desc=what, unit="sample"):
                 attributes = {_OF: _signature(samples[index])}
@@ -60,15 +60,6 @@ def _is_there(folder: Path, sample: StoredSample) -> bool:
     except ValueError:
         return False
     return kept.attributes.get(_OF) == _signature(sample)
-
-
-@contextlib.contextmanager
-def _alone(lock: Path) -> Iterator[None]:
-    """Waits for other jobs that fill the same folder, which would remove each other's files."""
-    with lock.open("w") as file:
-        with contextlib.suppress(OSError):  # of a file system without locks
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def _signature(sample: StoredSample) -> list[int]:
