@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 from commands import Result, start, wait
+from saved import saved_steps
 
 from experiments.logs import read_log
 
@@ -85,9 +86,9 @@ def wait_for_step(processes: list[subprocess.Popen], folder: Path, step: int) ->
 
 
 def killed(
-    cache: Path, overrides: list[str], folder: Path, number: int, step: int
+    cache: Path, overrides: list[str], folder: Path, number: int, step: int, saved: int = 0
 ) -> tuple[list[Result], float]:
-    """Kills one process of a run at a step.
+    """Kills one process of a run at a step, once the checkpoint of step `saved` is whole.
 
     Returns:
         How each process ended, and the seconds that the last of the others took.
@@ -95,6 +96,11 @@ def killed(
     processes = start_each(cache, *overrides, f"hydra.run.dir={folder}")
     try:
         wait_for_step(processes, folder, step)
+        # Checkpoints are written beside the training, which may be several steps ahead of them.
+        deadline = time.monotonic() + 60
+        while saved and saved not in saved_steps(folder):
+            assert time.monotonic() < deadline, f"no checkpoint of step {saved}"
+            time.sleep(0.005)
         processes[number].send_signal(signal.SIGKILL)
         since = time.monotonic()
         results = [wait(process, 100) for process in processes]

@@ -24,7 +24,7 @@ from processes import (
     start_each,
     wait_for_step,
 )
-from test_resume import saved_arrays, saved_steps
+from saved import saved_arrays, saved_steps
 
 from experiments import config as configs
 from experiments import distributed, train
@@ -168,7 +168,8 @@ class Interrupted:
     def __init__(self, cache, folder):
         run = [*overrides("flare", cache), "mesh.data=2"]
         self.folder, self.lost = folder, random.randrange(PROCESSES)
-        self.killed, self.seconds = killed(cache, run, folder, self.lost, random.randint(10, 19))
+        step = random.randint(10, 19)
+        self.killed, self.seconds = killed(cache, run, folder, self.lost, step, saved=10)
         self.killed_with = saved_steps(folder)
 
         processes = start_each(cache, *run, f"hydra.run.dir={folder}")

@@ -6,11 +6,10 @@ import signal
 import time
 from pathlib import Path
 
-import jax
 import numpy as np
-import orbax.checkpoint as ocp
 import pytest
 from commands import TINY, assert_one_line, call, start, wait
+from saved import saved_arrays, saved_steps
 
 from experiments import train
 from experiments.logs import read_log
@@ -57,21 +56,6 @@ def signal_at(process, folder: Path, step: int, number: signal.Signals) -> None:
         assert time.monotonic() < deadline, f"no step {step}"
         time.sleep(0.005)
     process.send_signal(number)
-
-
-def saved_steps(folder: Path) -> list[int]:
-    return sorted(int(p.name) for p in (folder / "checkpoints").iterdir() if p.name.isdigit())
-
-
-def saved_arrays(folder: Path, step: int) -> dict[str, np.ndarray]:
-    """Every array of a checkpoint, by its path."""
-    checkpointer = ocp.PyTreeCheckpointer()
-    path = folder.resolve() / "checkpoints" / str(step) / "state"
-    as_numpy = jax.tree.map(
-        lambda _: ocp.RestoreArgs(restore_type=np.ndarray),
-        checkpointer.metadata(path).item_metadata,
-    )
-    return checkpointer.restore(path, restore_args=dict(as_numpy))
 
 
 def saved_extra(folder: Path, step: int) -> dict:

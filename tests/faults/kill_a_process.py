@@ -15,7 +15,7 @@ sys.path[:0] = [str(Path(__file__).parents[folder]) for folder in (1, 2)]
 import numpy as np  # noqa: E402
 from commands import wait  # noqa: E402
 from processes import DARCY, PROCESSES, killed, launch  # noqa: E402
-from test_resume import saved_arrays  # noqa: E402
+from saved import saved_arrays  # noqa: E402
 
 
 def finish(cache: Path, run: list[str], folder: Path) -> None:
