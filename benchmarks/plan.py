@@ -31,6 +31,7 @@ from experiments.cli import one_line_errors
 from experiments.data import statistics_like
 from experiments.description import Description, StreamDescription
 from experiments.files import write_json
+from experiments.finetuning import Tuning
 from experiments.optimizer import make_optimizer
 from experiments.prediction import predict
 from experiments.run import build_model
@@ -122,6 +123,7 @@ class Plan:
         self.mesh = target_mesh(target, config.mesh.data, config.mesh.points, config.mesh.heads)
         self.model = build_model(config.model, widths.description(), config.train.seed)
         self.optimizer = make_optimizer(config.optimizer, config.train.steps)
+        self.tuning = Tuning(config.finetune, self.model)
         self.neighbors = (
             max(config.model.neighbors_in_radius)
             if getattr(config.model, "include_local_features", False)
@@ -138,9 +140,16 @@ class Plan:
             0,
             average=average,
             shard=self.config.mesh.shard_parameters,
+            tuning=self.tuning,
         )
         batch = self.widths.batch(self.config.train.batch_size, points, geometry, self.neighbors)
-        step = make_step(self.model, self.optimizer, self.config.optimizer.ema_decay, state)
+        step = make_step(
+            self.model,
+            self.optimizer,
+            self.config.optimizer.ema_decay,
+            state,
+            tuning=self.tuning,
+        )
         return step, state, batch
 
     def compile(self, points: int, geometry: int) -> jax.stages.Compiled:

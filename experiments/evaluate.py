@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+from flax import nnx
 
 from experiments import config as configs
 from experiments.cli import one_line_errors
@@ -103,7 +104,7 @@ def _evaluate_run(folder: Path, config: ExperimentConfig, which: str, pictured) 
             result = result._replace(predictions=run(samples=chosen, pictured=chosen).predictions)
     facts = {
         "step": trained.step,
-        "parameters": count_parameters(trained.state.params),
+        "parameters": count_parameters(nnx.state(trained.model, nnx.Param)),
         "device_mesh": describe_mesh(mesh),
     }
     return Evaluated(config, dataset, result, facts)

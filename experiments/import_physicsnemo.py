@@ -31,6 +31,7 @@ from experiments.cli import one_line, one_line_errors
 from experiments.config_errors import explain, known_keys
 from experiments.data import Dataset, load_dataset, statistics_like
 from experiments.description import Description
+from experiments.finetuning import Tuning
 from experiments.optimizer import make_optimizer
 from experiments.physicsnemo import load_state_dict
 from experiments.physicsnemo_arguments import (
@@ -109,6 +110,8 @@ def run_config(
         key = override.partition("=")[0].lstrip("+~")
         if key in {"model", *(f"model.{name}" for name in settings)}:
             raise ValueError(f"{override}: expected no override of what the file's args.json says")
+        if key == "finetune.start_from":
+            raise ValueError(f"{override}: expected no other weights than those of the file")
     plain = _composed([f"model={choice(checkpoint.model, settings)}", *overrides])
     plain["model"] |= settings
     return configs.typed(OmegaConf.create(plain))
@@ -157,6 +160,7 @@ def _write_run(
         identity_statistics(dataset) if identity else dataset.statistics(),
         config.train.seed,
         average=config.optimizer.ema_decay is not None,
+        tuning=Tuning(config.finetune, model),
     )
     loader = Loader(
         dataset.splits["train"],

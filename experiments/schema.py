@@ -218,7 +218,13 @@ class FrameConfig:
 
 @dataclass
 class FreeStreamConfig:
-    """The undisturbed flow: numbers, or the names of numbers of the sample; SI units."""
+    """The undisturbed flow: numbers, or the names of numbers of the sample; SI units.
+
+    Attributes:
+        density: of the fluid.
+        velocity: speed of the flow.
+        pressure: absolute or gauge, as the fields of the data are.
+    """
 
     density: str = "1.0"
     velocity: str = "1.0"
@@ -383,8 +389,8 @@ class TrainConfig:
         loader_threads: threads that prepare batches.
         on_nonfinite: where a loss or gradient is not finite, `stop`, or `skip` the step.
         max_skipped: steps of a run that may be skipped.
-        on_bad_sample: where a sample cannot be read, `stop`, or `skip` it and take another; on one
-            host.
+        on_bad_sample: where a sample cannot be read, `stop`, or `skip` it and take another; hosts
+            then wait for each other at each batch.
     """
 
     steps: int = 1000
@@ -400,6 +406,39 @@ class TrainConfig:
 
 
 @dataclass
+class FinetuneConfig:
+    """What weights a training starts from, and which of them train.
+
+    Patterns are of names such as `blocks.3.attention.project_in.kernel` or `project_out.bias`, with
+    `*`, `?` and `[0-3]` as in file names of a shell.
+
+    Attributes:
+        start_from: folder of the run whose weights it starts from; `null` for weights drawn anew.
+        checkpoint: of that run, `last` or `best`.
+        normalization: by the statistics of that `run`, or of the `data`.
+        reset: patterns of weights that are drawn anew all the same; that run need not have them.
+        freeze: patterns of weights that do not train; `null` for none, or with adapters for all.
+        unfreeze: patterns of weights that train although `freeze` matches them.
+        learning_rates: factors on the learning rate by pattern; the last that matches counts.
+        lora_rank: rank of low-rank adapters (LoRA); 0 for none. Adapters train whatever `freeze`
+            says, by AdamW and without decay, and the kernel beside does not.
+        lora_alpha: adapters are scaled by this over their rank; `null` for the rank.
+        lora_layers: patterns of the linear layers that have adapters.
+    """
+
+    start_from: str | None = None
+    checkpoint: str = "last"
+    normalization: str = "run"
+    reset: list[str] = field(default_factory=list)
+    freeze: list[str] | None = None
+    unfreeze: list[str] = field(default_factory=list)
+    learning_rates: dict[str, float] = field(default_factory=dict)
+    lora_rank: int = 0
+    lora_alpha: float | None = None
+    lora_layers: list[str] = field(default_factory=lambda: ["blocks.*"])
+
+
+@dataclass
 class ExperimentConfig:
     """A whole experiment."""
 
@@ -408,6 +447,7 @@ class ExperimentConfig:
     mesh: MeshConfig = field(default_factory=MeshConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
+    finetune: FinetuneConfig = field(default_factory=FinetuneConfig)
     distributed: DistributedConfig = field(default_factory=DistributedConfig)
 
 
@@ -472,6 +512,8 @@ _RANGES = {
     "distributed.timeout": _ABOVE_ZERO,
     "distributed.heartbeat_timeout": (5, 86400, "from 5 to 86400 seconds"),
     "train.max_skipped": _NOT_NEGATIVE,
+    "finetune.lora_rank": _NOT_NEGATIVE,
+    "finetune.lora_alpha": _ABOVE_ZERO,
 }
 
 
@@ -510,7 +552,33 @@ def check_values(config: ExperimentConfig) -> None:
         # Written so that a NaN is out of range.
         if not low <= value <= high:
             raise ValueError(f"{name}: expected {words}; got {value}")
+    _check_finetuning(config.finetune)
     _check_processes(config.distributed)
+
+
+def _check_finetuning(config: FinetuneConfig) -> None:
+    plain = FinetuneConfig()
+    for name, allowed in (("checkpoint", ("last", "best")), ("normalization", ("run", "data"))):
+        if getattr(config, name) not in allowed:
+            raise ValueError(
+                f"finetune.{name}: expected one of {', '.join(allowed)}; got "
+                f"{getattr(config, name)!r}"
+            )
+    for pattern, factor in config.learning_rates.items():
+        if not 0 <= factor < math.inf:
+            raise ValueError(
+                f"finetune.learning_rates.{pattern}: expected a number of at least 0; got {factor}"
+            )
+    needs = {
+        "start_from": ("checkpoint", "normalization", "reset"),
+        "lora_rank": ("lora_alpha", "lora_layers"),
+    }
+    for switch, names in needs.items():
+        for name in names:
+            if not getattr(config, switch) and getattr(config, name) != getattr(plain, name):
+                raise ValueError(f"finetune.{name}: expected finetune.{switch} beside it; got none")
+    if config.unfreeze and not config.freeze and not config.lora_rank:
+        raise ValueError("finetune.unfreeze: expected finetune.freeze beside it; got none")
 
 
 def _check_processes(config: DistributedConfig) -> None:

@@ -23,6 +23,7 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from experiments import config as configs
+from experiments.batch import Statistics
 from experiments.batches import Loader
 from experiments.checkpoints import Checkpoints
 from experiments.cli import StopSignals, one_line_errors
@@ -33,6 +34,7 @@ from experiments.evaluation import evaluate_split, metrics_of
 from experiments.faults import bad_step, only_run_in
 from experiments.figures import draw_predictions
 from experiments.files import write_json
+from experiments.finetuning import Tuning
 from experiments.logs import RunLog
 from experiments.optimizer import make_optimizer, make_schedule
 from experiments.run import (
@@ -43,6 +45,7 @@ from experiments.run import (
     make_device_mesh,
 )
 from experiments.schema import ExperimentConfig
+from experiments.starting_weights import take_weights
 from experiments.training import abstract_state, initial_state, make_evaluation, make_step
 from geotransolver_jax.concrete_dropout import dropout_rates
 
@@ -121,6 +124,7 @@ class _Run:
         self.model = build_model(config.model, dataset.description, config.train.seed)
         cache_neighbors(config, dataset)
         self.optimizer = make_optimizer(config.optimizer, config.train.steps)
+        self.tuning = Tuning(config.finetune, self.model)
         self.checkpoints = Checkpoints(folder, config.train.keep)
         self.seconds = 0.0
         self.loader = Loader(
@@ -133,31 +137,34 @@ class _Run:
             skip_bad=config.train.on_bad_sample == "skip",
         )
         self.evaluate = make_evaluation(self.model)
-        average = config.optimizer.ema_decay is not None
         arguments = (self.model, self.optimizer)
+        options = dict(
+            average=config.optimizer.ema_decay is not None,
+            shard=config.mesh.shard_parameters,
+            tuning=self.tuning,
+        )
         if self.checkpoints.latest() is None:
-            self.state = initial_state(
-                *arguments,
-                dataset.statistics(),
-                config.train.seed,
-                average=average,
-                shard=config.mesh.shard_parameters,
-            )
+            statistics = self.start() or dataset.statistics()
+            self.state = initial_state(*arguments, statistics, config.train.seed, **options)
         else:
             like = abstract_state(
-                *arguments,
-                statistics_like(dataset.description),
-                config.train.seed,
-                average=average,
-                shard=config.mesh.shard_parameters,
+                *arguments, statistics_like(dataset.description), config.train.seed, **options
             )
             _, self.state, extra, problems = self.checkpoints.restore_newest(like)
             for problem in problems:
                 _say(f"{problem}; it is set aside, and the one before it used")
             self.loader.position = extra["loader"]
             self.seconds, self.loader.waited = extra["seconds"], extra["waited"]
+        self.parameters = count_parameters(nnx.state(self.model, nnx.Param))
         # Steps that were skipped and samples that were bad, of which has been told.
         self.skipped, self.bad = int(self.state.skipped), set()
+
+    def start(self) -> Statistics | None:
+        """Takes the weights of another run, if it is to start from those; its statistics."""
+        config = self.config.finetune
+        if config.start_from is None:
+            return None
+        return take_weights(config, self.model, self.dataset.description)
 
     @property
     def samples_a_step(self) -> int:
@@ -243,9 +250,11 @@ class _Run:
     def advance(self, signals: StopSignals) -> bool:
         """Takes the steps that are left; False if a signal ended it before the last."""
         train, first = self.config.train, int(self.state.step)
+        trained = self.tuning.rates.count(self.state.params)
         _say(
-            f"{self.folder}: {self.config.model.name} with "
-            f"{count_parameters(self.state.params):,} parameters on {describe_mesh(self.mesh)}"
+            f"{self.folder}: {self.config.model.name} with {self.parameters:,} parameters"
+            f"{f', of which {trained:,} train,' if trained != self.parameters else ''} on "
+            f"{describe_mesh(self.mesh)}"
         )
         if first >= train.steps:
             _say(f"{self.folder}: already trained for {first} steps")
@@ -259,6 +268,7 @@ class _Run:
             self.state,
             regularization=getattr(self.config.model, "concrete_dropout_weight", 0.0),
             skip=train.on_nonfinite == "skip",
+            tuning=self.tuning,
         )
         # Compiled: operation by operation it would take as long as a small step.
         schedule = jax.jit(
@@ -320,7 +330,8 @@ class _Run:
             "waiting_seconds": round(self.loader.waited, 1),
             "steps": int(self.state.step),
             "best_checkpoint": self.checkpoints.best(),
-            "parameters": count_parameters(self.state.params),
+            "parameters": self.parameters,
+            "trained_parameters": self.tuning.rates.count(self.state.params),
             "device_mesh": describe_mesh(self.mesh),
             "versions": _versions(),
         }

@@ -4,11 +4,14 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+import jax
 from flax import nnx
 
 from experiments.checkpoints import Checkpoints
 from experiments.data import statistics_like
 from experiments.description import Description
+from experiments.finetuning import Tuning
+from experiments.limits import require_room
 from experiments.optimizer import make_optimizer
 from experiments.run import build_model
 from experiments.schema import ExperimentConfig
@@ -51,7 +54,15 @@ def restore(folder: Path, config: ExperimentConfig, data: Description, which: st
         FileNotFoundError: there is no checkpoint.
         ValueError: it is damaged or of another model.
     """
-    model = build_model(config.model, data, config.train.seed)
+
+    def build() -> nnx.Module:
+        return build_model(config.model, data, config.train.seed)
+
+    # Shapes first: what the files of a run ask for may be more than there is memory.
+    shapes = jax.tree.leaves(nnx.state(nnx.eval_shape(build), nnx.Param))
+    needed = sum(leaf.size * leaf.dtype.itemsize for leaf in shapes)
+    require_room(folder, "a model with weights", needed)
+    model = build()
     checkpoints = Checkpoints(folder, read_only=True)
     like = abstract_state(
         model,
@@ -60,6 +71,7 @@ def restore(folder: Path, config: ExperimentConfig, data: Description, which: st
         config.train.seed,
         average=config.optimizer.ema_decay is not None,
         shard=config.mesh.shard_parameters,
+        tuning=Tuning(config.finetune, model),
     )
     like = like._replace(optimizer=None)
     if which == "best":

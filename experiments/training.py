@@ -12,9 +12,12 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float
 
+from experiments.adapters import merged
 from experiments.batch import Batch, Statistics
 from experiments.field_errors import field_errors
+from experiments.finetuning import Tuning
 from experiments.prediction import predict
+from experiments.weight_groups import Rates, replaced
 from geotransolver_jax.concrete_dropout import regularization_loss
 from parallel import masked_sum
 from parallel import mesh as mesh_lib
@@ -29,8 +32,8 @@ class TrainState(NamedTuple):
 
     Attributes:
         step: optimizer steps taken.
-        params: weights, as nested dictionaries.
-        average: moving average of the weights, or `None`.
+        params: weights, as nested dictionaries; with adapters beside the kernels, if there are any.
+        average: moving average of the weights that train, or `None`.
         optimizer: state of the optimizer.
         key: random key of the run; a step's randomness follows from it and the step.
         statistics: statistics of the training split, by which the model normalizes.
@@ -49,8 +52,11 @@ class TrainState(NamedTuple):
 
     @property
     def evaluated_params(self) -> Any:
-        """The weights that are evaluated: the moving average where there is one."""
-        return self.params if self.average is None else self.average
+        """The weights that are evaluated: the moving average where there is one.
+
+        Adapters are merged into their kernels.
+        """
+        return merged(self.params if self.average is None else replaced(self.params, self.average))
 
 
 class StepMetrics(NamedTuple):
@@ -86,6 +92,7 @@ def abstract_state(
     *,
     average: bool,
     shard: bool = False,
+    tuning: Tuning | None = None,
 ) -> TrainState:
     """Shapes, types and layout of a training state on the mesh of the context.
 
@@ -99,12 +106,13 @@ def abstract_state(
         average: whether there is a moving average of the weights.
         shard: split weights, and what goes with them, over `data` as well: each device of that axis
             holds a part, and they are put together where they are needed.
+        tuning: which weights train; by default all of them.
 
     Returns:
         A state of `jax.ShapeDtypeStruct`s that carry their shardings.
     """
     params = nnx.to_pure_dict(nnx.state(model, nnx.Param))
-    make = partial(_make_state, optimizer=optimizer, seed=seed, average=average)
+    make = partial(_make_state, optimizer=optimizer, seed=seed, average=average, tuning=tuning)
     specs = {
         jax.tree_util.keystr(path): spec
         for path, spec in jax.tree_util.tree_leaves_with_path(
@@ -122,6 +130,10 @@ def abstract_state(
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
     return jax.tree_util.tree_map_with_path(lay_out, jax.eval_shape(make, params, statistics))
+
+
+def _rates(tuning: Tuning | None) -> Rates:
+    return Rates() if tuning is None else tuning.rates
 
 
 def _over_data(spec: P, shape: tuple[int, ...]) -> P:
@@ -143,11 +155,13 @@ def initial_state(
     *,
     average: bool,
     shard: bool = False,
+    tuning: Tuning | None = None,
 ) -> TrainState:
     """The state before the first step, placed on the mesh; arguments as `abstract_state`."""
     params = nnx.to_pure_dict(nnx.state(model, nnx.Param))
-    make = partial(_make_state, optimizer=optimizer, seed=seed, average=average)
-    state = abstract_state(model, optimizer, statistics, seed, average=average, shard=shard)
+    options = dict(average=average, tuning=tuning)
+    make = partial(_make_state, optimizer=optimizer, seed=seed, **options)
+    state = abstract_state(model, optimizer, statistics, seed, shard=shard, **options)
     return jax.jit(make, out_shardings=layout_of(state))(params, statistics)
 
 
@@ -164,12 +178,17 @@ def layout_of(state: TrainState) -> TrainState:
     return jax.tree.map(on_mesh, state)
 
 
-def _make_state(params, statistics, *, optimizer, seed: int, average: bool) -> TrainState:
+def _make_state(
+    params, statistics, *, optimizer, seed: int, average: bool, tuning: Tuning | None
+) -> TrainState:
+    if tuning is not None:
+        params = tuning.start(params, jax.random.key(seed))
+    trained = _rates(tuning).trained(params)
     return TrainState(
         step=jnp.zeros((), jnp.int32),
         params=params,
-        average=params if average else None,
-        optimizer=optimizer.init(params),
+        average=trained if average else None,
+        optimizer=optimizer.init(trained),
         key=jax.random.key_data(jax.random.key(seed)),
         statistics=statistics,
         skipped=jnp.zeros((), jnp.int32),
@@ -185,6 +204,7 @@ def make_step(
     *,
     regularization: float = 0.0,
     skip: bool = False,
+    tuning: Tuning | None = None,
 ) -> Callable[[TrainState, tuple[Batch, ...]], tuple[TrainState, StepMetrics]]:
     """Compiles one optimizer step: forward, loss, gradient, update, moving average.
 
@@ -196,13 +216,16 @@ def make_step(
         regularization: weight of the regularization loss of concrete dropouts, if there are any.
         skip: go on after a step whose loss or gradient is not finite. If False, all later steps
             change nothing either, so that the last good state is at hand when the host looks.
+        tuning: which weights train; that of the state.
 
     Returns:
         A function of the state, which it consumes, and the batches whose gradients are averaged.
     """
     graph, _, rest = nnx.split(model, nnx.Param, ...)
+    rates = _rates(tuning)
 
-    def loss(params, statistics, key, batch):
+    def loss(trained, params, statistics, key, batch):
+        params = merged(replaced(params, trained))
         model = nnx.merge(graph, params, jax.tree.map(lambda leaf: leaf, rest))
         nnx.reseed(model, dropout=key)
         prediction = predict(model, statistics, batch)
@@ -217,10 +240,11 @@ def make_step(
 
     def step(state: TrainState, batches: tuple[Batch, ...]) -> tuple[TrainState, StepMetrics]:
         key = jax.random.fold_in(jax.random.wrap_key_data(state.key), state.step)
+        trained = rates.trained(state.params)
 
         def differentiate(index, batch):
             return jax.value_and_grad(loss)(
-                state.params, state.statistics, jax.random.fold_in(key, index), batch
+                trained, state.params, state.statistics, jax.random.fold_in(key, index), batch
             )
 
         def accumulate(sums, indexed_batch):
@@ -230,19 +254,23 @@ def make_step(
             value, gradient = differentiate(0, batches[0])
         else:
             stacked = jax.tree.map(lambda *arrays: jnp.stack(arrays), *batches)
-            zeros = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, state.params))
+            zeros = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, trained))
             sums, _ = jax.lax.scan(accumulate, zeros, (jnp.arange(len(batches)), stacked))
             value, gradient = jax.tree.map(lambda total: total / len(batches), sums)
 
-        updates, optimizer_state = optimizer.update(gradient, state.optimizer, state.params)
-        params = optax.apply_updates(state.params, updates)
+        gradient = rates.gradient(gradient)
+        updates, optimizer_state = optimizer.update(gradient, state.optimizer, trained)
+        trained = optax.apply_updates(trained, rates.updates(updates))
         average = state.average
         if ema_decay is not None:
-            average = optax.incremental_update(params, average, 1 - ema_decay)
+            average = optax.incremental_update(trained, average, 1 - ema_decay)
         norm = optax.tree.norm(gradient)
         good = jnp.isfinite(value) & jnp.isfinite(norm)
         new = state._replace(
-            step=state.step + 1, params=params, average=average, optimizer=optimizer_state
+            step=state.step + 1,
+            params=replaced(state.params, trained),
+            average=average,
+            optimizer=optimizer_state,
         )
         return _unless_bad(state, new, good, skip=skip), StepMetrics(value, norm)
 

@@ -1,0 +1,81 @@
+"""The weights of another run, from which a fine-tuning starts."""
+
+from pathlib import Path
+
+import jax.numpy as jnp
+from flax import nnx
+from flax.traverse_util import flatten_dict, unflatten_dict
+
+from experiments.batch import Statistics
+from experiments.description import Description
+from experiments.export import restore_run
+from experiments.schema import FinetuneConfig
+from experiments.weight_groups import Names, names_of
+from parallel.parameters import place_parameters
+
+
+def take_weights(
+    config: FinetuneConfig, model: nnx.Module, description: Description
+) -> Statistics | None:
+    """Gives a model the weights of the run that it is to start from, in place.
+
+    Adapters of that run are merged into them; where it kept a moving average, this is what is
+    taken.
+
+    Args:
+        config: see `FinetuneConfig`; `start_from` is a run.
+        model: the model, on the mesh of the context.
+        description: of the data that it will be trained on.
+
+    Returns:
+        The statistics by which that run normalized; `None` where those of the data are wanted.
+
+    Raises:
+        FileNotFoundError: there is no run or no checkpoint.
+        ValueError: the weights, or the statistics, do not fit.
+    """
+    run = Path(config.start_from)
+    trained, of_run = restore_run(run, config.checkpoint)
+    given = flatten_dict(trained.state.evaluated_params)
+    params = flatten_dict(nnx.to_pure_dict(nnx.state(model, nnx.Param)))
+    _refuse_more(run, given, params)
+    named = {path: _names(path, leaf) for path, leaf in params.items()}
+    names = Names(name for of in named.values() for name in of)
+    fresh = names.matched("finetune.reset", config.reset)
+    for path, leaf in params.items():
+        kept = [name not in fresh for name in named[path]]
+        if not any(kept):
+            continue
+        if path not in given or given[path].shape != leaf.shape:
+            got = given[path].shape if path in given else "none"
+            raise ValueError(
+                f"finetune.start_from={run}: expected {named[path][kept.index(True)]} in an array "
+                f"of shape {leaf.shape}, or its name in finetune.reset; got {got}"
+            )
+        new = given[path].astype(leaf.dtype)
+        if not all(kept):
+            new = jnp.stack([(new if keep else leaf)[i] for i, keep in enumerate(kept)])
+        params[path] = new
+    nnx.update(model, unflatten_dict(params))
+    place_parameters(model)
+    if config.normalization == "data":
+        return None
+    scaled, wanted = ((of.fields, of.widths()) for of in (of_run, description))
+    if scaled != wanted:
+        raise ValueError(
+            f"finetune.normalization: expected data, since {run} is of other quantities, {scaled} "
+            f"instead of {wanted}; got run"
+        )
+    return trained.state.statistics
+
+
+def _refuse_more(run: Path, given: dict, params: dict) -> None:
+    more = [name for path in given if path not in params for name in _names(path, given[path])]
+    if more:
+        raise ValueError(
+            f"finetune.start_from={run}: expected the weights of this model; got also {more[0]}"
+        )
+
+
+def _names(path, leaf) -> list[str]:
+    return names_of(path, leaf.shape)
