@@ -9,6 +9,8 @@ from types import FrameType
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
+from experiments.hydra_arguments import require_values
+
 
 def one_line_errors(command: Callable[[], int | None]) -> None:
     """Runs a command; bad input ends it with one line on stderr and exit code 2.
@@ -19,6 +21,7 @@ def one_line_errors(command: Callable[[], int | None]) -> None:
     # Hydra would print errors its own way and exit.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     try:
+        require_values(sys.argv[1:])
         code = command()
     except (ValueError, OSError) as error:
         if verbose or "\n" in str(error):

@@ -17,7 +17,7 @@ from saved import saved_arrays
 from test_training import MESHES, STATISTICS, clouds, place, small_model, to_host
 
 from experiments import config as configs
-from experiments import evaluate, train
+from experiments import evaluate, train, training_run
 from experiments.adapters import merged, with_adapters
 from experiments.description import Description
 from experiments.export import restore_run
@@ -322,7 +322,7 @@ def test_tuned_run_goes_on_with_the_same_bits_without_the_run_it_began_from(
     shutil.rmtree(half / "checkpoints" / "6")
     (half / "summary.json").unlink()
     # Of the run that it started from nothing but its name is left.
-    monkeypatch.setattr(train, "take_weights", None)
+    monkeypatch.setattr(training_run, "take_weights", None)
     result = run(half, data, *TUNED, f"finetune.start_from={base}")
     assert result.code == 0, result.err
     assert "going on from step 3" in result.out
