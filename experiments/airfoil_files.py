@@ -15,6 +15,7 @@ from jaxtyping import Float64
 from scipy.spatial.distance import cdist
 
 from experiments.airfoil_shapes import crosses_itself, distance_to, panel_nodes, signed_area
+from experiments.limits import read_text
 
 UIUC_PACKAGE = "aerosandbox"
 _UIUC_FOLDER = Path("geometry", "airfoil", "airfoil_database")
@@ -69,7 +70,8 @@ def fingerprint(paths: list[Path]) -> str:
     digest = hashlib.sha256()
     for path in paths:
         digest.update(hashlib.sha256(path.name.encode()).digest())
-        digest.update(hashlib.sha256(path.read_bytes()).digest())
+        with path.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
     return digest.hexdigest()
 
 
@@ -161,7 +163,7 @@ def _read_outline(path: Path) -> Float64[np.ndarray, "m 2"]:
 def _read_rows(path: Path) -> Float64[np.ndarray, "m 2"]:
     """The pairs of numbers between the lines of a title and those of remarks at the end."""
     rows, remarks = [], False
-    lines = path.read_text(encoding="latin-1").splitlines()
+    lines = read_text(path, encoding="latin-1").splitlines()
     for number, line in enumerate(lines, start=1):
         words = line.replace(",", " ").split()
         numbers = [value for value in map(_number, words) if value is not None]

@@ -51,7 +51,7 @@ class Archive:
         """
         self.where, self.sizes, self._read = where, dict(entries), read
         for name, _ in entries:
-            if not _stays_inside(name):
+            if not stays_inside(name):
                 raise ValueError(
                     f"{where}: expected names inside the archive's folder; got {shown(name)}"
                 )
@@ -129,7 +129,8 @@ def open_tar(content: bytes, where: str) -> Archive | None:
     return Archive(where, sizes, len(content), lambda name: archive.extractfile(files[name]).read())
 
 
-def _stays_inside(name: str) -> bool:
+def stays_inside(name: str) -> bool:
+    """Whether a relative path leads to nothing outside of its folder."""
     paths = PurePosixPath(name), PureWindowsPath(name)
     return not any(path.is_absolute() or path.drive or ".." in path.parts for path in paths)
 

@@ -10,6 +10,8 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Shaped
 
+from experiments.npy_files import read_npz
+
 
 def require_folder(cache_dir: Path) -> Path:
     """The folder of a cache, made if missing.
@@ -77,9 +79,9 @@ def read_arrays(
     if not zipfile.is_zipfile(path):
         raise bad_cache("expected a complete .npz archive, got a truncated or foreign file")
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            meta, checksum = str(archive["meta"]), str(archive["sha256"])
-            arrays = {name: archive[name] for name in names}
+        archive = read_npz(path)
+        meta, checksum = str(archive["meta"]), str(archive["sha256"])
+        arrays = {name: archive[name] for name in names}
         altered = _checksum(meta, arrays.values()) != checksum
     except Exception as error:  # damaged bytes reach many decoders, each with errors of its own
         raise bad_cache(f"expected a readable {kind} archive, got {error!r}") from error

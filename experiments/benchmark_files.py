@@ -21,7 +21,9 @@ import numpy as np
 from jaxtyping import Float32, Shaped
 
 from experiments.cli import one_line
-from experiments.darcy_files import read_variable
+from experiments.limits import require_room
+from experiments.matlab_files import read_variable
+from experiments.npy_files import npy_entry
 from experiments.splits import split_slices
 
 # The rows of each split, from the path of a file and the number of its samples.
@@ -258,6 +260,7 @@ def _read_plasticity(paths: list[Path], rows_of: _RowsOf) -> dict[str, Benchmark
 def _map_array(path: Path) -> Shaped[np.ndarray, "..."]:
     """The array of a `.npy` file, of which only what is used later is read."""
     try:
+        npy_entry(path.name, lambda: path.open("rb"), path.stat().st_size)
         # As `numpy.load`, but never of another format, and so never unpickles.
         return np.lib.format.open_memmap(path, mode="r")
     except Exception as error:  # damaged headers reach several decoders
@@ -280,6 +283,7 @@ def _finite(
     path: Path, values: Shaped[np.ndarray, "n ..."], rows: slice, part: str | None = None
 ) -> Float32[np.ndarray, "n ..."]:
     """A float32 copy of the samples `rows`, which does not hold on to the file."""
+    require_room(path, "samples", values.size * np.dtype(np.float32).itemsize)
     with np.errstate(over="ignore"):  # found below, as infinity
         converted = np.array(values, np.float32, order="C")
     bad = np.flatnonzero([not np.isfinite(sample).all() for sample in converted])

@@ -13,13 +13,15 @@ import jax.numpy as jnp
 import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import preservation_policy
 
-from experiments.distributed import wait_for_all
+from experiments.distributed import problems_of_all, wait_for_all
 from experiments.fingerprints import fingerprints
 
 METRIC = "validation_relative_l2"
 _FINGERPRINTS = "fingerprints"
+# Bytes of a checkpoint that are not of its arrays, roughly.
+_BESIDE = 2**20
 # Orbax tells of every file that it opens; what a user must know is raised as an error here.
-logging.getLogger("absl").setLevel(logging.ERROR)
+logging.getLogger("absl").setLevel(logging.CRITICAL)
 
 
 class DamagedError(ValueError):
@@ -68,6 +70,7 @@ class Checkpoints:
         if read_only and not self.folder.is_dir():
             raise FileNotFoundError(f"{folder}: has no checkpoint yet")
         self._pending: int | None = None
+        self._unsaved: str | None = None
         self.problems = [] if read_only else self._set_aside_without_metrics()
         try:
             self._manager = ocp.CheckpointManager(
@@ -96,13 +99,15 @@ class Checkpoints:
             A line on each checkpoint that could not be saved, this one or that before it; older
             ones stay.
         """
-        problems = [self.settle()]
+        problems = [self._settled()]
         # A NaN can be compared to nothing: Orbax would take any checkpoint for the best.
         known = validation_error is not None and math.isfinite(validation_error)
         metrics = {METRIC: validation_error} if known else None
         arrays = _by_path(state)
+        self._pending, self._unsaved = step, self._without_room(step, arrays)
+        if self._unsaved is not None:
+            return [problem for problem in (*problems, self._unsaved) if problem]
         extra = extra | {_FINGERPRINTS: fingerprints(arrays)}
-        self._pending = step
         try:
             self._manager.save(
                 step,
@@ -113,15 +118,43 @@ class Checkpoints:
                 force=True,
             )
         except Exception as error:  # a full disk comes as errors of many kinds
-            problems.append(self._not_saved(error))
+            self._unsaved = self._not_saved(error)
+            if jax.process_count() > 1:
+                # Others wait for this process in the midst of saving, and cannot go on with it.
+                raise ValueError(self._unsaved) from error
+            problems.append(self._unsaved)
         return [problem for problem in problems if problem]
 
+    def _without_room(self, step: int, arrays: dict[str, Any]) -> str | None:
+        """A line where several processes have no room, which all must know beforehand."""
+        if jax.process_count() == 1:
+            return None
+        needed = _BESIDE + sum(leaf.size * leaf.dtype.itemsize for leaf in arrays.values())
+        free = shutil.disk_usage(self.folder).free
+        told = problems_of_all(f"needs {needed:,} bytes, of {free:,}" if free < needed else None)
+        if not told:
+            return None
+        return f"{self.folder / str(step)}: could not be saved: no room: {told[min(told)]}"
+
     def settle(self) -> str | None:
-        """Waits for what is being saved; a line where that could not be done."""
+        """Waits for what is being saved; a line if the last checkpoint could not be."""
+        self._settled()
+        return self._unsaved
+
+    def _settled(self) -> str | None:
+        """Waits for what is being saved, in all processes; a line if one could not do it."""
+        told = problems_of_all(self._waited())
+        if told and self._unsaved is None:
+            self._unsaved = told[min(told)]
+            self._manager.reload()
+        return told[min(told)] if told else None
+
+    def _waited(self) -> str | None:
         try:
             self._manager.wait_until_finished()
         except Exception as error:
-            return self._not_saved(error)
+            self._unsaved = self._not_saved(error)
+            return self._unsaved
         return None
 
     def _not_saved(self, error: Exception) -> str:
@@ -154,6 +187,29 @@ class Checkpoints:
             ValueError: the checkpoint is of another model, or damaged.
         """
         wanted = _by_path(like)
+        read = error = None
+        try:
+            read = self._read(step, wanted)
+        except ValueError as bad:
+            error = bad
+        # Each process reads what its devices hold: all go on, or none.
+        told = problems_of_all(None if error is None else str(error))
+        if error is not None:
+            raise error
+        if told:
+            raise DamagedError(told[min(told)])
+        state, extra = read
+        # Without a mesh, shapes alone carry no sharding, and Orbax reads onto the host.
+        arrays = {path: jnp.asarray(state[path]) for path in wanted}
+        saved = extra.pop(_FINGERPRINTS, {})
+        for path, number in fingerprints(arrays).items():
+            if saved.get(path, number) != number:
+                error = ValueError(f"{path} does not hold what was saved")
+                raise self._damaged(step, error) from error
+        return jax.tree.unflatten(jax.tree.structure(like), list(arrays.values())), extra
+
+    def _read(self, step: int, wanted: dict[str, Any]) -> tuple[dict[str, Any], dict]:
+        """Reads the arrays of a checkpoint and what is beside them."""
         problem = _difference(self._shapes(step), wanted)
         if problem:
             raise ValueError(f"{self.folder / str(step)}: a checkpoint of another model: {problem}")
@@ -161,29 +217,18 @@ class Checkpoints:
             path: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
             for path, leaf in wanted.items()
         }
+        arguments = ocp.args.PyTreeRestore(
+            abstract,
+            restore_args=ocp.checkpoint_utils.construct_restore_args(abstract),
+            partial_restore=True,
+        )
+        folder = self.folder.resolve() / str(step)
+        # Not by the manager, in which processes wait for one that could not read its part.
         try:
-            restored = self._manager.restore(
-                step,
-                args=ocp.args.Composite(
-                    state=ocp.args.PyTreeRestore(
-                        abstract,
-                        restore_args=ocp.checkpoint_utils.construct_restore_args(abstract),
-                        partial_restore=True,
-                    ),
-                    extra=ocp.args.JsonRestore(),
-                ),
-            )
+            state = ocp.PyTreeCheckpointHandler().restore(folder / "state", args=arguments)
+            return state, ocp.JsonCheckpointHandler().restore(folder / "extra")
         except Exception as error:
             raise self._damaged(step, error) from error
-        # Without a mesh, shapes alone carry no sharding, and Orbax reads onto the host.
-        arrays = {path: jnp.asarray(restored.state[path]) for path in wanted}
-        extra = dict(restored.extra)
-        saved = extra.pop(_FINGERPRINTS, {})
-        for path, number in fingerprints(arrays).items():
-            if saved.get(path, number) != number:
-                error = ValueError(f"{path} does not hold what was saved")
-                raise self._damaged(step, error) from error
-        return jax.tree.unflatten(jax.tree.structure(like), list(arrays.values())), extra
 
     def restore_newest(self, like: Any) -> tuple[int, Any, dict, list[str]]:
         """Reads the newest checkpoint that is not damaged; arguments as `restore`.
@@ -232,7 +277,7 @@ class Checkpoints:
             step = path.parents[1]
             try:
                 json.loads(path.read_text())
-            except (ValueError, OSError) as error:
+            except (ValueError, OSError, RecursionError) as error:
                 reason = f"its metrics cannot be read: {_reason(error)}"
                 problems.append((int(step.name), f"{step}: the checkpoint is damaged: {reason}"))
         if problems and len(problems) < len(list(self.folder.glob("[0-9]*"))):
@@ -260,8 +305,13 @@ class Checkpoints:
 
     def close(self) -> None:
         """Waits for what is being saved, and closes."""
-        self.settle()
-        self._manager.close()
+        self._waited()
+        try:
+            self._manager.close()
+        except Exception:
+            # Of a checkpoint that could not be saved it was told before.
+            if self._unsaved is None:
+                raise
 
 
 def _validation_error(metrics: dict) -> float:

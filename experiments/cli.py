@@ -6,6 +6,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterable
 from types import FrameType
+from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
@@ -31,7 +32,7 @@ def one_line_errors(command: Callable[[], int | None]) -> None:
     sys.exit(code or 0)
 
 
-def one_line(error: Exception) -> str:
+def one_line(error: BaseException) -> str:
     """The message of an error without its line breaks; its kind where it has none."""
     return " ".join(str(error).split()) or type(error).__name__
 
@@ -45,10 +46,10 @@ class StopSignals:
         received: number of the signal that came, or `None`.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         """Nothing has come."""
         self.received: int | None = None
-        self._previous: dict[int, object] = {}
+        self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> "StopSignals":
         """Starts to listen."""
@@ -61,7 +62,7 @@ class StopSignals:
             raise KeyboardInterrupt
         self.received = number
 
-    def __exit__(self, *error) -> None:
+    def __exit__(self, *error: object) -> None:
         """Gives the signals back."""
         for number, handler in self._previous.items():
             signal.signal(number, handler)

@@ -4,6 +4,7 @@ The YAML files under `configs/` are checked against these classes when Hydra com
 """
 
 import dataclasses
+import io
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 from experiments.cli import one_line, swept
 from experiments.config_errors import explain, flat, key_names
 from experiments.files import write_atomically
+from experiments.limits import read_text
 from experiments.schema import (
     DATA,
     MODELS,
@@ -27,6 +29,8 @@ from experiments.schema import (
 
 CONFIG_DIR = Path(__file__).resolve().parent.parent / "configs"
 CONFIG_FILE = "config.yaml"
+# A hundred times what a run's configuration has.
+_LONGEST, _DEEPEST = 2**18, 32
 
 
 def register_schemas() -> None:
@@ -35,8 +39,8 @@ def register_schemas() -> None:
     store.store(name="experiment_schema", node=ExperimentConfig)
     for name, node in MODELS.items():
         store.store(group="model", name=f"{name}_schema", node=node)
-    for name, node in DATA.items():
-        store.store(group="data", name=f"{name}_schema", node=node)
+    for name, kind in DATA.items():
+        store.store(group="data", name=f"{name}_schema", node=kind)
     store.store(group="mesh", name="mesh_schema", node=MeshConfig)
     store.store(group="optimizer", name="optimizer_schema", node=OptimizerConfig)
     OmegaConf.register_new_resolver(
@@ -52,10 +56,10 @@ def typed(config: DictConfig) -> ExperimentConfig:
     """
     experiment = OmegaConf.structured(ExperimentConfig)
     try:
-        plain = OmegaConf.to_container(config, resolve=True)
+        plain: Any = OmegaConf.to_container(config, resolve=True)
         for group, kinds in (("model", MODELS), ("data", DATA)):
             setattr(experiment, group, kinds[_kind(group, plain.get(group), kinds)])
-        merged = OmegaConf.to_object(OmegaConf.merge(experiment, plain))
+        merged: Any = OmegaConf.to_object(OmegaConf.merge(experiment, plain))
     except OmegaConfBaseException as error:
         raise ValueError(explain(error, key_names(OmegaConf.to_container(experiment)))) from error
     check_values(merged)
@@ -100,7 +104,7 @@ def load(folder: Path, overrides: list[str] | None = None) -> ExperimentConfig:
     path = folder / CONFIG_FILE
     if not path.is_file():
         raise FileNotFoundError(f"{folder}: expected a run's folder with {CONFIG_FILE} in it")
-    saved = _read(path)
+    saved: Any = _read(path)
     try:
         config = typed(saved)
     except ValueError as error:
@@ -112,14 +116,33 @@ def load(folder: Path, overrides: list[str] | None = None) -> ExperimentConfig:
 
 def _read(path: Path) -> DictConfig:
     try:
-        saved = OmegaConf.load(path)
+        text = read_text(path, _LONGEST)
+        _require_plain(path, text)
+        saved = OmegaConf.load(io.StringIO(text))
     except (yaml.YAMLError, OmegaConfBaseException, UnicodeDecodeError, OSError) as error:
         raise ValueError(f"{path}: expected YAML; got {one_line(error)}") from error
     if not isinstance(saved, DictConfig):
         raise ValueError(f"{path}: expected a mapping; got a list")
     if not saved:
         raise ValueError(f"{path}: expected a configuration; got an empty file")
+    for key, value in flat(OmegaConf.to_container(saved)).items():
+        # What was saved is resolved: this would ask this machine for its environment, say.
+        if "${" in str(value):
+            shown = repr(str(value)[:80])
+            raise ValueError(f"{path}: {key}: expected a value; got the interpolation {shown}")
     return saved
+
+
+def _require_plain(path: Path, text: str) -> None:
+    """Refuses what makes much of a few lines: values that stand for others, and deep nests."""
+    depth = 0
+    for event in yaml.parse(text, yaml.SafeLoader):
+        if isinstance(event, yaml.AliasEvent):
+            raise ValueError(f"{path}: expected values; got the alias {event.anchor!r} of others")
+        depth += isinstance(event, yaml.CollectionStartEvent)
+        depth -= isinstance(event, yaml.CollectionEndEvent)
+        if depth > _DEEPEST:
+            raise ValueError(f"{path}: expected at most {_DEEPEST} levels; got more")
 
 
 def _change(override: str) -> DictConfig:

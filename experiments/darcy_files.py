@@ -3,9 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-import h5py
 import numpy as np
-import scipy.io
 from jaxtyping import Float32, Shaped
 
 from experiments.darcy import (
@@ -13,6 +11,7 @@ from experiments.darcy import (
     DarcyArrays,
     grid_points,
 )
+from experiments.matlab_files import read_variable
 from experiments.splits import require_integer, split_slices
 
 
@@ -110,27 +109,3 @@ def _finite_float32(
             f" in sample {bad_samples[0]}"
         )
     return converted
-
-
-def read_variable(path: Path, name: str) -> Shaped[np.ndarray, "..."]:
-    """A variable of a MATLAB file, v5 or v7.3, whole.
-
-    Raises:
-        ValueError: the file cannot be read, or has no such variable.
-    """
-    try:
-        if h5py.is_hdf5(path):
-            with h5py.File(path, "r") as file:
-                names = sorted(file)
-                # v7.3 keeps MATLAB's column-major bytes, so HDF5 sees the axes reversed.
-                values = file[name][()].T if name in names else None
-        else:
-            names = sorted(entry[0] for entry in scipy.io.whosmat(path))
-            values = scipy.io.loadmat(path, variable_names=[name]).get(name)
-    except Exception as error:  # damaged bytes reach many decoders, each with errors of its own
-        raise ValueError(
-            f"{path}: expected a readable MATLAB v5 or v7.3 file, got {error!r}"
-        ) from error
-    if values is None:
-        raise ValueError(f"{path}: expected a variable {name!r}, got {names}")
-    return np.asarray(values)

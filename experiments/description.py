@@ -1,12 +1,12 @@
 """Names and widths of what a data set holds: all that a model is built by, kept with its run."""
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
 from experiments.cli import one_line
 from experiments.files import write_json
+from experiments.limits import read_json
 
 FILE = "dataset.json"
 
@@ -65,7 +65,7 @@ class Description:
 
     def widths(self) -> dict[str, int]:
         """Widths of what has statistics, by name: `0.embedding`, `0.targets`, `0.fx`, ..."""
-        widths = {}
+        widths: dict[str, int] = {}
         for i, stream in enumerate(self.streams):
             widths |= {f"{i}.embedding": stream.embedding, f"{i}.targets": len(stream.fields)}
             widths |= {f"{i}.fx": stream.fx} if stream.fx else {}
@@ -89,6 +89,23 @@ class Description:
         names = ("geometry", "global_embedding", "structured_shape")
         return facts | {name: getattr(self, name) for name in names}
 
+    def _require_types(self) -> None:
+        """Refuses what models cannot be built by, nor files be named after."""
+        numbers = [self.geometry or 0, *(self.global_embedding or ())]
+        numbers += self.structured_shape or ()
+        texts = []
+        for stream in self.streams:
+            numbers += [stream.embedding, stream.fx]
+            texts += [stream.name, stream.kind or "", *stream.fields, *stream.targets]
+            if {"/", "\\"} & {*stream.name, *(stream.kind or "")}:
+                raise ValueError(f"the name {stream.name!r} of a stream")
+        for number in numbers:
+            if type(number) is not int or number < 0:
+                raise ValueError(f"{number!r} for a size")
+        for text in texts:
+            if not isinstance(text, str):
+                raise ValueError(f"{text!r} for a name")
+
     def save(self, folder: Path) -> None:
         """Writes it into a run's folder."""
         write_json(folder / FILE, dataclasses.asdict(self))
@@ -104,17 +121,19 @@ class Description:
         path = folder / FILE
         if not path.is_file():
             raise FileNotFoundError(f"{path}: expected the description of a run's data; got none")
+        content = read_json(path, "a description of data")
         try:
-            content = json.loads(path.read_text())
             streams = tuple(
                 StreamDescription(
                     **stream | {name: tuple(stream[name]) for name in ("fields", "targets")}
                 )
                 for stream in content.pop("streams")
             )
-            return cls(
+            found = cls(
                 streams, **{k: tuple(v) if isinstance(v, list) else v for k, v in content.items()}
             )
+            found._require_types()
+            return found
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise ValueError(
                 f"{path}: expected a description of data; got {one_line(error)}"

@@ -10,6 +10,7 @@ import numpy as np
 
 from experiments.archives import Archive, open_tar, open_zip, shown
 from experiments.files import write_atomically
+from experiments.limits import require_room
 from experiments.torch_reading import read_tensors
 from experiments.torch_writing import write_tensors
 
@@ -55,6 +56,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path}: expected a {SUFFIX} file; got none")
+    require_room(path, "a file", path.stat().st_size)
     content = path.read_bytes()
     # A tar archive ends like the zip archive in it.
     archive = open_tar(content, str(path)) or open_zip(content, str(path))

@@ -6,6 +6,7 @@ decoded one by one, and those that a state dict is made of are followed, on plai
 in it is ever looked up, so that nothing that it asks for can be imported or called.
 """
 
+import math
 import pickletools
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -14,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.archives import Archive, open_zip, shown
+from experiments.limits import MOST_TEXT
 
 # Storage classes of PyTorch and what they hold.
 _DTYPES = {
@@ -34,6 +36,7 @@ _PARAMETER = "torch._utils _rebuild_parameter"
 _GLOBALS = {_ORDERED_DICT, _TENSOR, _PARAMETER, *(f"torch {name}" for name in _DTYPES)}
 # Far more than a tensor has; NumPy has its own limit.
 _MOST_AXES = 16
+_MOST_PLACES = 2**48
 
 
 class _Global(NamedTuple):
@@ -64,6 +67,10 @@ def read_tensors(content: bytes, where: str) -> dict[str, np.ndarray]:
     if len(pickles) != 1:
         raise ValueError(f"{where}: expected one data.pkl in a folder; got {len(pickles)}")
     storages = _Storages(archive, pickles[0].removesuffix("data.pkl"))
+    size = archive.sizes[pickles[0]]
+    if size > MOST_TEXT:
+        # Each of its operations may make an object, far larger than the operation.
+        raise ValueError(f"{where}: expected a data.pkl of at most {MOST_TEXT} bytes; got {size}")
     machine = _Machine(storages, where)
     return machine.run(archive.read(pickles[0]))
 
@@ -252,6 +259,9 @@ class _Machine:
         count, last = 1, offset
         for length, step in zip(size, stride, strict=True):
             count, last = count * length, last + (length - 1) * step
+        # NumPy has an error of its own for an array of no values that is longer.
+        if count == 0 and math.prod(filter(None, size)) >= _MOST_PLACES:
+            raise self._refusal("expected sizes of a tensor; got larger ones")
         if count == 0:
             return np.empty(size, storage.dtype)
         # Strides of zero would let few values stand for any number of them.

@@ -12,10 +12,12 @@ from experiments.data import statistics_like
 from experiments.description import Description
 from experiments.finetuning import Tuning
 from experiments.limits import require_room
+from experiments.models import Model
 from experiments.optimizer import make_optimizer
 from experiments.run import build_model
 from experiments.schema import ExperimentConfig
 from experiments.training import TrainState, abstract_state
+from parallel.parameters import split_weights
 
 
 class Trained(NamedTuple):
@@ -28,14 +30,14 @@ class Trained(NamedTuple):
         best: step of the best checkpoint.
     """
 
-    model: nnx.Module
+    model: Model
     state: TrainState
     step: int
     best: int | None
 
-    def with_weights(self) -> nnx.Module:
+    def with_weights(self) -> Model:
         """The model with the weights that are evaluated, in evaluation mode."""
-        graph, _, rest = nnx.split(self.model, nnx.Param, ...)
+        graph, _, rest = split_weights(self.model)
         model = nnx.merge(graph, self.state.evaluated_params, rest)
         model.eval()
         return model
@@ -55,7 +57,7 @@ def restore(folder: Path, config: ExperimentConfig, data: Description, which: st
         ValueError: it is damaged or of another model.
     """
 
-    def build() -> nnx.Module:
+    def build() -> Model:
         return build_model(config.model, data, config.train.seed)
 
     # Shapes first: what the files of a run ask for may be more than there is memory.

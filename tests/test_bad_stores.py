@@ -418,12 +418,15 @@ def damage(path: Path, how: str) -> None:
     content = file.read_bytes()
     if how == "lost":
         file.unlink()
+    elif how == "flipped":
+        middle = len(content) // 2
+        file.write_bytes(content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :])
     else:
         file.write_bytes(content[: len(content) // 2] if how == "truncated" else b"x" * 100)
 
 
 @pytest.mark.parametrize("resolution", [None, 10], ids=["whole", "drawn"])
-@pytest.mark.parametrize("how", ["truncated", "garbage", "lost"])
+@pytest.mark.parametrize("how", ["truncated", "garbage", "flipped", "lost"])
 @pytest.mark.parametrize("statistics", [True, False], ids=["statistics", "batch"])
 def test_a_damaged_file_is_named_when_it_is_read(how, statistics, resolution, path):
     damage(path, how)

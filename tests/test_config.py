@@ -255,7 +255,11 @@ def test_overrides_change_what_is_loaded(saved):
             "name: [1]",
             f"{MODEL_NAMES}; got [1]",
         ),
-        ("steps: 1000", "steps: ${nowhere}", "train.steps: interpolation key 'nowhere' not found"),
+        (
+            "steps: 1000",
+            "steps: ${nowhere}",
+            "train.steps: expected a value; got the interpolation",
+        ),
         ("steps: 1000", "steps: '${'", "expected YAML"),
         ("model:", "model: flare", "expected YAML; got mapping values are not allowed here"),
         ("model:", "model: [", "expected YAML; got while parsing a flow"),

@@ -5,27 +5,28 @@ stored as they are. A file says what it holds before any of it is read, so a dam
 is refused before it takes memory; nothing of it is ever executed.
 """
 
-import io
 import math
-import os
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import h5py
 import numpy as np
 from jaxtyping import Shaped
 
 from experiments.cli import one_line
+from experiments.hdf5_files import require_chunks, require_own_values
+from experiments.limits import MOST_TEXT, machine_memory
+from experiments.npy_files import Entry, npy_entry, npz_entries
 
 ARRAY_ENDINGS = (".npz", ".npy", ".h5", ".hdf5")
 
 _FIELD_NAMES = "_field_names"
 _LARGEST_INT64 = np.iinfo(np.int64).max
-_LONGEST_HEADER = 2**16
+_MOST_NAMES = 2**12
 
 
 class ArrayFile(NamedTuple):
@@ -42,17 +43,8 @@ class ArrayFile(NamedTuple):
     field_names: dict[str, list[str]]
 
 
-class _Entry(NamedTuple):
-    """An array that a file says it holds; only `read` takes memory for its values."""
-
-    name: str
-    dtype: np.dtype
-    shape: tuple[int, ...] | None
-    read: Callable[[], Any]
-
-
 class _Opened(NamedTuple):
-    entries: list[_Entry]
+    entries: list[Entry]
     attributes: dict[str, Any]
 
 
@@ -89,7 +81,7 @@ def read_arrays(path: Path, max_bytes: int | None = None) -> ArrayFile:
         opened = _attempt(path, lambda: stack.enter_context(opener(path)))
         entries = sorted(opened.entries, key=lambda entry: entry.name)
         _require_arrays(path, entries)
-        _require_memory(path, entries, _physical_memory() if max_bytes is None else max_bytes)
+        _require_memory(path, entries, machine_memory() if max_bytes is None else max_bytes)
         contents = ArrayFile({}, {}, {})
         for entry in entries:
             _put(path, contents, entry.name, _attempt(path, entry.read))
@@ -118,40 +110,14 @@ def _attempt(path: Path, action: Callable[[], Any]) -> Any:
 @contextmanager
 def _open_npz(path: Path) -> Iterator[_Opened]:
     with zipfile.ZipFile(path) as archive:
-        members = [info for info in archive.infolist() if info.filename.endswith(".npy")]
-        yield _Opened([_member(archive, info) for info in members], {})
-
-
-def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> _Entry:
-    return _npy_entry(
-        info.filename.removesuffix(".npy"), lambda: archive.open(info), info.file_size
-    )
+        entries = npz_entries(archive)
+        # A name becomes a folder of a store, which it must not lead out of.
+        yield _Opened([entry._replace(name=_dotted(entry.name)) for entry in entries], {})
 
 
 @contextmanager
 def _open_npy(path: Path) -> Iterator[_Opened]:
-    yield _Opened([_npy_entry(path.stem, lambda: path.open("rb"), path.stat().st_size)], {})
-
-
-def _npy_entry(name: str, open_file: Callable[[], IO[bytes]], size: int) -> _Entry:
-    # NumPy would read a header of any length, up to 4 GB, before it refuses a long one.
-    with open_file() as file:
-        header = io.BytesIO(file.read(_LONGEST_HEADER))
-    version = np.lib.format.read_magic(header)
-    if version == (1, 0):
-        shape, _, dtype = np.lib.format.read_array_header_1_0(header)
-    else:
-        shape, _, dtype = np.lib.format.read_array_header_2_0(header)
-    available, declared = size - header.tell(), math.prod(shape) * dtype.itemsize
-
-    def read() -> np.ndarray:
-        # NumPy takes memory for the shape in the header, whether or not the values follow.
-        if available < declared:
-            raise ValueError(f"{available} of the {declared} bytes of array {name!r}")
-        with open_file() as file:
-            return np.lib.format.read_array(file, allow_pickle=False)
-
-    return _Entry(name, dtype, shape, read)
+    yield _Opened([npy_entry(path.stem, lambda: path.open("rb"), path.stat().st_size)], {})
 
 
 @contextmanager
@@ -168,13 +134,48 @@ def _open_hdf5(path: Path) -> Iterator[_Opened]:
         entries = []
         for name, dataset in datasets.items():
             last = name.rpartition("/")[2]
-            unique = last if last_names[last] == 1 else name.replace("/", ".")
+            unique = last if last_names[last] == 1 else _dotted(name)
             entries.append(_dataset_entry(unique, dataset))
-        yield _Opened(entries, {name: file.attrs[name] for name in sorted(file.attrs)})
+        yield _Opened(entries, _read_attributes(file.attrs))
 
 
-def _dataset_entry(name: str, dataset: h5py.Dataset) -> _Entry:
-    return _Entry(name, dataset.dtype, dataset.shape, lambda: dataset[()])
+def _dotted(name: str) -> str:
+    return name.replace("/", ".")
+
+
+def _dataset_entry(name: str, dataset: h5py.Dataset) -> Entry:
+    def read() -> Any:
+        require_chunks(name, dataset)
+        text = h5py.check_string_dtype(dataset.dtype)
+        return _read_names(dataset) if text is not None and text.length is None else dataset[()]
+
+    require_own_values(name, dataset)
+    return Entry(name, dataset.dtype, dataset.shape, read)
+
+
+def _read_names(dataset: h5py.Dataset) -> np.ndarray:
+    """Strings of any length, one after another: all may be the same long one."""
+    if dataset.size > _MOST_NAMES:
+        raise ValueError(f"{dataset.size} names; expected {_MOST_NAMES} at most")
+    names, length = [], 0
+    for place in np.ndindex(dataset.shape):
+        names.append(dataset[place])
+        length += len(names[-1])
+        if length > MOST_TEXT:
+            raise ValueError(f"names of more than {MOST_TEXT} bytes")
+    return np.array(names, object)
+
+
+def _read_attributes(attributes: h5py.AttributeManager) -> dict[str, Any]:
+    """Those that may be numbers of the sample, or names of fields."""
+    found = {}
+    for name in sorted(attributes):
+        described = attributes.get_id(name)
+        count = 0 if described.shape is None else math.prod(described.shape)
+        is_number = described.dtype.kind in "fiub" and count == 1
+        if is_number or (name.endswith(_FIELD_NAMES) and count <= _MOST_NAMES):
+            found[name] = attributes[name]
+    return found
 
 
 _OPENERS = {".npz": _open_npz, ".npy": _open_npy, ".h5": _open_hdf5, ".hdf5": _open_hdf5}
@@ -183,7 +184,7 @@ _OPENERS = {".npz": _open_npz, ".npy": _open_npy, ".h5": _open_hdf5, ".hdf5": _o
 # What of it is refused ----------------------------------------------------------------------------
 
 
-def _require_arrays(path: Path, entries: list[_Entry]) -> None:
+def _require_arrays(path: Path, entries: list[Entry]) -> None:
     arrays = [entry for entry in entries if not _lists_fields(entry)]
     if not arrays:
         raise ValueError(f"{path}: expected arrays of numbers; got none")
@@ -191,17 +192,20 @@ def _require_arrays(path: Path, entries: list[_Entry]) -> None:
         if entry.shape is None or entry.dtype.kind not in "fiub":
             kind = "an empty data set" if entry.shape is None else f"{entry.dtype} {entry.shape}"
             raise ValueError(f"{path}: expected real numbers in array {entry.name!r}; got {kind}")
+    for entry in entries:
+        if entry.name.startswith(".") or "\\" in entry.name:
+            raise ValueError(f"{path}: expected names of arrays; got {entry.name!r}")
     for name, count in Counter(entry.name for entry in entries).items():
         if count > 1:
             raise ValueError(f"{path}: expected one array {name!r}; got {count}")
 
 
-def _lists_fields(entry: _Entry) -> bool:
+def _lists_fields(entry: Entry) -> bool:
     is_text = entry.dtype.kind in "US" or h5py.check_string_dtype(entry.dtype) is not None
     return entry.name.endswith(_FIELD_NAMES) and is_text and entry.shape is not None
 
 
-def _require_memory(path: Path, entries: list[_Entry], max_bytes: int) -> None:
+def _require_memory(path: Path, entries: list[Entry], max_bytes: int) -> None:
     sizes = {entry.name: _bytes_needed(entry) for entry in entries}
     total = sum(sizes.values())
     if total > max_bytes:
@@ -212,14 +216,10 @@ def _require_memory(path: Path, entries: list[_Entry], max_bytes: int) -> None:
         )
 
 
-def _bytes_needed(entry: _Entry) -> int:
+def _bytes_needed(entry: Entry) -> int:
     """Bytes of an array as it is in the file or as it is handed out, whichever are more."""
     handed_out = 4 if entry.dtype.kind == "f" else 8
     return math.prod(entry.shape) * max(entry.dtype.itemsize, handed_out)
-
-
-def _physical_memory() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 # What is handed out -------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from experiments.meshes.wiring import Wired
 from experiments.schema import COEFFICIENTS, StoreConfig, StreamConfig
@@ -25,7 +26,7 @@ def shuffled_kind(sample: Wired, names: Iterable[str]) -> str | None:
         ValueError: their orders differ.
     """
     given = sample.arrays.attributes.get("shuffled")
-    kinds = {}
+    kinds: dict[str | None, Any] = {}
     for array in (name.partition(".")[0] for name in names):
         kind = array.partition("_")[0]
         is_shuffled = isinstance(given, list) and kind in given and array not in _NEVER_SHUFFLED

@@ -37,7 +37,7 @@ class StoreSplit:
         *,
         resolution: int | None = None,
         geometry_resolution: int | None = None,
-    ):
+    ) -> None:
         """Looks at every sample, and reads none.
 
         Args:
@@ -159,7 +159,14 @@ class StoreSplit:
             length = geometry_rows.count
         return Sample(tuple(clouds), geometry, length, tokens(sample))
 
-    def _rows(self, sample: Wired, names, length: int, count: int | None, seeds) -> Rows:
+    def _rows(
+        self,
+        sample: Wired,
+        names: Sequence[str],
+        length: int,
+        count: int | None,
+        seeds: tuple[int, ...],
+    ) -> Rows:
         if not names:
             return Rows.all(0)
         is_shuffled = shuffled_kind(sample, names) is not None
@@ -273,7 +280,9 @@ def forces_of(
     )
 
 
-def _coefficient(sample: Wired, fields, columns, column: str, kind: str) -> np.ndarray:
+def _coefficient(
+    sample: Wired, fields: np.ndarray, columns: Sequence[str], column: str, kind: str
+) -> np.ndarray:
     if column not in columns:
         raise ValueError(
             f"data.forces: expected {column!r} among the targets; got {', '.join(columns)}"

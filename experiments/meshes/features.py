@@ -85,7 +85,7 @@ class FreeStream:
     velocity: float
     pressure: float = 0.0
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         """Refuses what nothing can be divided by.
 
         Raises:

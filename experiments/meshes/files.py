@@ -14,10 +14,12 @@ from pathlib import Path
 
 import numpy as np
 import pyvista
+from jax.typing import ArrayLike
 from jaxtyping import Float32, Shaped
 from vtkmodules.vtkCommonCore import vtkLogger
 
 from experiments.cli import one_line
+from experiments.meshes.declared import require_declared
 
 MESH_ENDINGS = (".vtp", ".vtu", ".vtk", ".vts", ".vtm", ".stl")
 _AXES = ("x", "y", "z")
@@ -78,8 +80,7 @@ def read_mesh(path: Path) -> pyvista.DataSet:
     if not path.is_file():
         raise FileNotFoundError(f"{path}: expected a mesh file; there is none")
     try:
-        with path.open("rb"):
-            pass
+        require_declared(path)
         # VTK says what is wrong in a log of its own, and hands out what it could read.
         with _quiet(), pyvista.VtkErrorCatcher(raise_errors=True):
             mesh = pyvista.read(path)
@@ -238,7 +239,9 @@ def _shares_of_points(surface: pyvista.PolyData, areas: np.ndarray) -> np.ndarra
     return shares
 
 
-def _faces_of_one_length(surface: pyvista.PolyData, values: np.ndarray):
+def _faces_of_one_length(
+    surface: pyvista.PolyData, values: np.ndarray
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Corners `(F, k)` of the faces of k corners, with the values of these, for every k."""
     offsets = np.asarray(surface.GetPolys().GetOffsetsArray())
     corners = np.asarray(surface.GetPolys().GetConnectivityArray())
@@ -357,11 +360,11 @@ def as_columns(
     return np.concatenate(columns, axis=1), tuple(names)
 
 
-def _float32(values) -> np.ndarray:
+def _float32(values: ArrayLike) -> np.ndarray:
     return np.ascontiguousarray(values, np.float32)
 
 
-def _positions(path: Path, values) -> np.ndarray:
+def _positions(path: Path, values: ArrayLike) -> np.ndarray:
     with np.errstate(over="ignore"):  # found here
         positions = _float32(values)
     bad = int((~np.isfinite(positions)).any(1).sum())

@@ -59,5 +59,5 @@ def moment_coefficients(
 
 
 def _unit(direction: Sequence[float]) -> np.ndarray:
-    direction = np.asarray(direction, np.float64)
-    return direction / np.linalg.norm(direction)
+    along = np.asarray(direction, np.float64)
+    return along / np.linalg.norm(along)

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +21,7 @@ class NeighborCache:
         count: the largest of its `neighbors_in_radius`.
     """
 
-    def __init__(self, split, radius: float, count: int):
+    def __init__(self, split: Any, radius: float, count: int) -> None:
         """Finds what is not there yet; on several hosts one of them does, and the others wait.
 
         Args:

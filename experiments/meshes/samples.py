@@ -1,6 +1,5 @@
 """The samples of a folder of simulation files, and what of each goes into a store."""
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyvista
 
-from experiments.cli import one_line
+from experiments.limits import read_json
 from experiments.meshes import files
 from experiments.meshes.arrays import ARRAY_ENDINGS, read_arrays
 from experiments.meshes.features import signed_distance
@@ -285,12 +284,7 @@ def _is_finite(value: Any) -> bool:
 def _numbers(path: Path | None) -> dict[str, float]:
     if path is None:
         return {}
-    try:
-        numbers = json.loads(path.read_text())
-    except (ValueError, OSError, RecursionError) as error:
-        raise ValueError(
-            f"{path}: expected a JSON file of numbers; got {one_line(error)}"
-        ) from error
+    numbers = read_json(path, "a JSON file of numbers")
     if not isinstance(numbers, dict):
         raise ValueError(f"{path}: expected names and numbers; got {type(numbers).__name__}")
     for name, value in numbers.items():

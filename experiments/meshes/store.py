@@ -22,9 +22,12 @@ import zarr
 from jaxtyping import Float64, Shaped
 
 from experiments.cli import one_line
+from experiments.meshes.groups import open_group, require_memory
 
 _CHUNK_POINTS = 2**13
 _CHUNKS_A_FILE = 2**7
+# Without the checksum, which Zarr leaves out, a damaged chunk may come out as other numbers.
+_CODEC = zarr.codecs.ZstdCodec(level=0, checksum=True)
 # Made of a volume and an STL.
 DISTANCES = ("volume_signed_distance", "volume_direction")
 _PARTIAL = ".partial-"
@@ -32,17 +35,19 @@ _COMPLETE = "complete"
 
 
 class Arrays(Protocol):
-    """The arrays and numbers of one sample, in a store or in memory.
+    """The arrays and numbers of one sample, in a store or in memory."""
 
-    Attributes:
-        path: where they come from, for messages.
-        names: of the arrays, in order.
-        attributes: names of the fields' columns, and numbers.
-    """
+    @property
+    def path(self) -> Path:
+        """Where they come from, for messages."""
 
-    path: Path
-    names: tuple[str, ...]
-    attributes: Mapping[str, Any]
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the arrays, in order."""
+
+    @property
+    def attributes(self) -> Mapping[str, Any]:
+        """Names of the fields' columns, and numbers."""
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of an array."""
@@ -75,13 +80,12 @@ class StoredSample:
         """Opens a group.
 
         Raises:
-            ValueError: it is no readable group, is still being written, or is empty.
+            ValueError: it is no readable group, see `groups.open_group`, is still being written, or
+                is empty.
         """
         self.path, self.name = Path(path), Path(path).name.removesuffix(".zarr")
         try:
-            self._group = zarr.open_group(path, mode="r")
-            attributes = dict(self._group.attrs)
-            self._arrays = dict(self._group.arrays())
+            attributes, self._arrays = open_group(Path(path))
         except Exception as error:  # damaged metadata reaches many decoders
             raise ValueError(f"{path}: expected a Zarr group; got {one_line(error)}") from error
         if attributes.get(_COMPLETE) is False:
@@ -122,7 +126,7 @@ class StoredSample:
         Raises:
             ValueError: the sample has no such array, or it cannot be read.
         """
-        return self._decoded(name, lambda array: array[rows])
+        return self._decoded(name, rows, lambda array: array[rows])
 
     def read_rows(self, name: str, rows: Shaped[np.ndarray, " n"]) -> Shaped[np.ndarray, "n *C"]:
         """Rows of an array by their numbers, in any order; of chunks only those that hold some.
@@ -132,7 +136,9 @@ class StoredSample:
         """
         order = np.argsort(rows, kind="stable")
         selection = (np.asarray(rows)[order],)
-        values = self._decoded(name, lambda array: array.get_orthogonal_selection(selection))
+        values = self._decoded(
+            name, selection[0], lambda array: array.get_orthogonal_selection(selection)
+        )
         result = np.empty_like(values)
         result[order] = values
         return result
@@ -162,9 +168,12 @@ class StoredSample:
         """
         return one_number(self, name)
 
-    def _decoded(self, name: str, read: Callable[[zarr.Array], Any]) -> np.ndarray:
+    def _decoded(
+        self, name: str, rows: slice | np.ndarray, read: Callable[[zarr.Array], Any]
+    ) -> np.ndarray:
         array = self._array(name)
         try:
+            require_memory(array, rows)
             return np.asarray(read(array))
         except Exception as error:  # damaged chunks reach many decoders
             raise ValueError(
@@ -401,7 +410,7 @@ def _write_array(group: zarr.Group, name: str, values: np.ndarray) -> None:
     # A reader takes a lost file for one of nothing but fills, which zeros would hide.
     fill = np.nan if values.dtype.kind == "f" else 0
     if values.ndim == 0 or len(values) <= _CHUNK_POINTS:
-        group.create_array(name, data=values, fill_value=fill)
+        group.create_array(name, data=values, fill_value=fill, compressors=_CODEC)
         return
     rest = values.shape[1:]
     files = min(_CHUNKS_A_FILE, -(-len(values) // _CHUNK_POINTS))
@@ -412,5 +421,6 @@ def _write_array(group: zarr.Group, name: str, values: np.ndarray) -> None:
         chunks=(_CHUNK_POINTS, *rest),
         shards=(files * _CHUNK_POINTS, *rest),
         fill_value=fill,
+        compressors=_CODEC,
     )
     array[:] = values

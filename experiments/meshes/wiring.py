@@ -193,7 +193,7 @@ class Wired:
         try:
             number = float(value)
         except ValueError:
-            return self.arrays.number(value)
+            return self.arrays.number(str(value))
         if not math.isfinite(number):
             raise ValueError(
                 f"{self.arrays.path}: expected a finite number, or the name of one; got {value!r}"
