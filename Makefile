@@ -36,8 +36,11 @@ if ! { [ -e $(1)/.complete ] && $(1)/bin/python -m pip --version >/dev/null 2>&1
 	echo "Creating $(1) with $$("$$python" --version)."; \
 	"$$python" -m venv --clear $(1) || exit 1; \
 fi; \
-rm -f $(1)/.complete $(1)/.dev
+rm -f $(1)/.complete $(1)/.dev $(1)/.docs
 endef
+
+# A comma in an argument of a call would end it.
+, := ,
 
 # $(call install_pinned,requirement)
 # Setuptools is installed first and used as it is: pip would fetch an unpinned one for the build.
@@ -51,10 +54,12 @@ endef
 .PHONY: help
 help:
 	@echo "make train        train; ARGS='...' are the overrides of python -m experiments.train"
-	@echo "make test         lint, then run the tests; PYTEST_ARGS='...' (or ARGS) go to pytest"
+	@echo "make test         lint and types, then run the tests; PYTEST_ARGS='...' (or ARGS) go to pytest"
 	@echo "make test-newest  run the tests with the newest releases and the newest Python"
-	@echo "make lint         check style and formatting"
+	@echo "make lint         check style, formatting and the direction of imports"
+	@echo "make types        check the types of everything but the tests"
 	@echo "make format       format, and fix what can be fixed"
+	@echo "make docs         build the pages of docs/ as a site in site/"
 	@echo "make clean        remove the environments, builds and caches; runs/ stays"
 	@echo "PYTHON=/path/to/python chooses the Python that .venv is made with, PYTHON_NEWEST= that of test-newest."
 
@@ -68,6 +73,10 @@ $(VENV)/.dev: pyproject.toml constraints.txt
 	$(call install_pinned,.[dev])
 	@touch $(VENV)/.complete $@
 
+$(VENV)/.docs: pyproject.toml constraints.txt
+	$(call install_pinned,.[dev$(,)docs])
+	@touch $(VENV)/.complete $(VENV)/.dev $@
+
 .PHONY: train
 train: $(VENV)/.complete
 	@$(VENV)/bin/python -m experiments.train $(ARGS)
@@ -76,6 +85,11 @@ train: $(VENV)/.complete
 lint: $(VENV)/.dev
 	@$(VENV)/bin/python -m ruff check .
 	@$(VENV)/bin/python -m ruff format --check .
+	@$(VENV)/bin/lint-imports --no-cache --no-logo
+
+.PHONY: types
+types: $(VENV)/.dev
+	@$(VENV)/bin/python -m mypy
 
 .PHONY: format
 format: $(VENV)/.dev
@@ -83,8 +97,16 @@ format: $(VENV)/.dev
 	@$(VENV)/bin/python -m ruff format .
 
 .PHONY: test
-test: lint
+test: lint types
 	@$(VENV)/bin/python $(PYTEST) $(ARGS)
+
+# The pages that are made of the code first; a warning is an error.
+.PHONY: docs
+docs: $(VENV)/.docs
+	@$(VENV)/bin/python docs/reference.py
+	@$(VENV)/bin/python docs/figures/draw.py
+	@$(VENV)/bin/python -m mkdocs --quiet build --strict
+	@echo "See site/index.html."
 
 # No constraints, and asked for at each call: what is newest changes from day to day.
 .PHONY: test-newest
@@ -98,5 +120,5 @@ test-newest:
 
 .PHONY: clean
 clean:
-	@rm -rf $(VENV) $(NEWEST) build dist *.egg-info .pytest_cache .ruff_cache
+	@rm -rf $(VENV) $(NEWEST) build dist site *.egg-info .mypy_cache .pytest_cache .ruff_cache
 	@find . -path ./.git -prune -o -path ./runs -prune -o -type d -name __pycache__ -exec rm -rf {} +

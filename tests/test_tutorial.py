@@ -1,4 +1,4 @@
-"""The README's tutorial, its commands as they are written there, at a small size."""
+"""The tutorial of the docs, its commands as they are written there, at a small size."""
 
 import re
 import shlex
@@ -35,8 +35,8 @@ COMMANDS = {
 
 def tutorial() -> list[list[str]]:
     """The commands of the tutorial, without `python -m`."""
-    text = (ROOT / "README.md").read_text()
-    section = text.partition("### From a folder of meshes to a report")[2]
+    text = (ROOT / "docs" / "tutorial.md").read_text()
+    section = text.partition("\n## Six commands\n")[2]
     (block,) = re.findall(r"```sh\n(.*?)```", section.partition("\n## ")[0], flags=re.DOTALL)
     lines = block.replace("\\\n", " ").splitlines()
     return [shlex.split(line, comments=True)[2:] for line in lines if line.strip()]
