@@ -37,7 +37,7 @@ def with_adapters(
     rank: int,
     alpha: float,
     key: Key[Array, ""],
-) -> dict[str, Any]:
+) -> Mapping[str, Any]:
     """Weights with adapters beside the kernels of layers, which change nothing yet.
 
     `D` is drawn as PyTorch draws linear layers and `U` is zero, both in float32 at least.
@@ -62,7 +62,7 @@ def with_adapters(
     return unflatten_dict(flat)
 
 
-def merged(params: Mapping[str, Any]) -> dict[str, Any]:
+def merged(params: Mapping[str, Any]) -> Mapping[str, Any]:
     """The weights that a model computes with: adapters are in the kernels, and not in the tree."""
     flat = dict(flatten_dict(params))
     adapted = [path[:-1] for path in flat if path[-1] == DOWN]

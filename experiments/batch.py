@@ -7,6 +7,7 @@ from jaxtyping import Array, Bool, Float
 
 from experiments.moments import Moments
 from geotransolver_jax import Neighborhoods
+from parallel.annotations import AnyArray
 
 
 class Stream(NamedTuple):
@@ -96,8 +97,8 @@ class Sample(NamedTuple):
 class Scale(NamedTuple):
     """Mean and standard deviation of each channel."""
 
-    mean: Float[Array, " C"]
-    deviation: Float[Array, " C"]
+    mean: Float[AnyArray, " C"]
+    deviation: Float[AnyArray, " C"]
 
     @classmethod
     def of(cls, moments: Moments) -> "Scale":

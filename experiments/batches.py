@@ -1,18 +1,20 @@
 """Batches of a split on the device mesh: shuffled for training, in order for evaluation."""
 
+import json
 import math
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import grain
-import jax
 import numpy as np
+from jaxtyping import Array
 
 from experiments.batch import Batch, Sample, Stream, Windows
 from experiments.cli import one_line
 from experiments.data import Split
+from experiments.distributed import problems_of_all
 from geotransolver_jax import Neighborhoods
 from parallel.neighbors import Neighbors
 from parallel.points import grid_shape, local_windows, padded_size, place, place_windows
@@ -89,15 +91,15 @@ class Placement:
                 self.geometry_length,
             )
         if first.global_embedding is not None:
-            tokens = np.stack([sample.global_embedding for sample in samples.values()])
-            tokens = place(tokens, self.batch_size, min(samples), split_points=False)
+            given: Any = [sample.global_embedding for sample in samples.values()]
+            tokens = place(np.stack(given), self.batch_size, min(samples), split_points=False)
         return Batch(streams, geometry, mask, tokens)
 
     def _stream(self, i: int, samples: dict[int, Sample]) -> Stream:
         clouds = {row: sample.clouds[i] for row, sample in samples.items()}
         lengths = {row: cloud.length for row, cloud in clouds.items()}
 
-        def put(name: str):
+        def put(name: str) -> tuple[Any, Any]:
             arrays = {row: getattr(cloud, name) for row, cloud in clouds.items()}
             if next(iter(arrays.values())) is None:
                 return None, None
@@ -113,7 +115,13 @@ class Placement:
             self._neighborhoods(i, {row: cloud.neighborhoods for row, cloud in clouds.items()}),
         )
 
-    def _cloud(self, arrays, lengths: dict[int, int], windows: dict[int, slice], length: int):
+    def _cloud(
+        self,
+        arrays: dict[int, Any],
+        lengths: dict[int, int],
+        windows: dict[int, slice],
+        length: int,
+    ) -> tuple[Array, Array]:
         """Points and their mask."""
         real = {
             row: np.ones(max(0, min(lengths[row], window.stop) - window.start), bool)
@@ -122,7 +130,9 @@ class Placement:
         mask = place_windows(real, windows, self.batch_size, length)
         return place_windows(arrays, windows, self.batch_size, length), mask
 
-    def _neighborhoods(self, i: int, found: dict[int, Neighborhoods | None]):
+    def _neighborhoods(
+        self, i: int, found: dict[int, Neighborhoods | None]
+    ) -> Neighborhoods | None:
         if next(iter(found.values())) is None:
             return None
 
@@ -148,6 +158,20 @@ class Placement:
         )
 
 
+class _Read(NamedTuple):
+    """What this process has read of a batch: samples, or why they cannot be read, by their places.
+
+    Attributes:
+        batch: its number.
+        indices: numbers of its samples.
+        samples: those of which this process holds some points.
+    """
+
+    batch: int
+    indices: np.ndarray
+    samples: dict[int, Sample | ValueError]
+
+
 class Loader:
     """Endless shuffled batches of a split, with a position that can be saved.
 
@@ -169,7 +193,7 @@ class Loader:
         structured_shape: tuple[int, ...] | None,
         *,
         skip_bad: bool = False,
-    ):
+    ) -> None:
         """Prepares the pipeline.
 
         Args:
@@ -179,25 +203,19 @@ class Loader:
             seed: seed of the order, and of what is drawn of a sample.
             threads: threads that prepare batches.
             structured_shape: shape of the grid, see `parallel.shard_points`.
-            skip_bad: take another sample where one cannot be read; on one host.
+            skip_bad: take another sample where one cannot be read, by any host. All hosts then
+                wait for each other before they place a batch.
 
         Raises:
-            ValueError: the batch does not divide over the mesh, there are fewer samples, or bad
-                ones are to be skipped on several hosts.
+            ValueError: the batch does not divide over the mesh, or there are fewer samples.
         """
         if batch_size > len(split):
             raise ValueError(
                 f"train.batch_size: expected at most the {len(split)} training samples; "
                 f"got {batch_size}"
             )
-        if skip_bad and jax.process_count() > 1:
-            raise ValueError(
-                "train.on_bad_sample: expected stop on several hosts, which would go on with "
-                "different samples; got skip"
-            )
         self._placement = Placement.of(split, batch_size, structured_shape)
         self._split, self._seed, self._skip_bad = split, seed, skip_bad
-        self._lock = threading.Lock()
         order = grain.MapDataset.range(len(split)).shuffle(seed=seed).repeat(_EPOCHS)
         self._order = order.batch(batch_size)
         batches = self._order.map_with_index(self._read)
@@ -207,24 +225,42 @@ class Loader:
         self.waited = 0.0
         self.bad: dict[int, str] = {}
 
-    def _read(self, batch: int, indices: np.ndarray) -> dict[int, Sample]:
-        return {
-            row: self._sample(row, int(indices[row]), (self._seed, batch, row))
-            for row in self._placement.rows
-        }
+    def _read(self, batch: int, indices: np.ndarray) -> _Read:
+        samples = {row: self._sample(batch, row, int(indices[row])) for row in self._placement.rows}
+        return _Read(batch, np.array(indices), samples)
 
-    def _sample(self, row: int, index: int, seeds: tuple[int, ...]) -> Sample:
-        """A sample, or, where it is bad and may be skipped, the next one that is not."""
-        for other in range(len(self._split)):
-            place = (index + other) % len(self._split)
-            try:
-                return self._placement.read(self._split, row, place, seeds)
-            except ValueError as error:
-                if not self._skip_bad:
-                    raise
-                with self._lock:
-                    self.bad[place] = one_line(error)
-        raise ValueError(f"expected a sample that can be read; got none: {self.bad[index]}")
+    def _sample(self, batch: int, row: int, index: int) -> Sample | ValueError:
+        try:
+            return self._placement.read(self._split, row, index, (self._seed, batch, row))
+        except ValueError as error:
+            if not self._skip_bad:
+                raise
+            return error
+
+    def _whole(self, read: _Read) -> dict[int, Sample]:
+        """The samples of a batch, with others in the place of those that are bad.
+
+        These are the next ones in the split, on all hosts: each may hold another part of a sample.
+        """
+        if not self._skip_bad:
+            return read.samples
+        batch, indices, samples = read
+        for _ in range(len(self._split)):
+            own = {
+                row: one_line(bad) for row, bad in samples.items() if isinstance(bad, ValueError)
+            }
+            told = problems_of_all(json.dumps(own) if own else None)
+            if not told:
+                return samples
+            rows = {
+                int(row): why for text in told.values() for row, why in json.loads(text).items()
+            }
+            for row, why in rows.items():
+                self.bad[int(indices[row])] = why
+                indices[row] = (indices[row] + 1) % len(self._split)
+                if row in samples:
+                    samples[row] = self._sample(batch, row, int(indices[row]))
+        raise ValueError(f"expected a sample that can be read; got none: {why}")
 
     def samples_of(self, step: int) -> list[int]:
         """Numbers of the samples of a step, counted from 1."""
@@ -234,7 +270,7 @@ class Loader:
     def read_again(self, step: int) -> list[dict[int, Sample]]:
         """What this process has read for a step, by the places in its batches."""
         batches = range((step - 1) * self._accumulate, step * self._accumulate)
-        return [self._read(batch, self._order[batch]) for batch in batches]
+        return [self._whole(self._read(batch, self._order[batch])) for batch in batches]
 
     def position_after(self, step: int) -> dict:
         """Where the loader stands when it has handed out the batches of so many steps."""
@@ -250,7 +286,7 @@ class Loader:
 
     def _next(self) -> dict[int, Sample]:
         started = time.perf_counter()
-        samples = next(self._iterator)
+        samples = self._whole(next(self._iterator))
         self.waited += time.perf_counter() - started
         return samples
 

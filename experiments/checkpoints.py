@@ -118,6 +118,9 @@ class Checkpoints:
                 force=True,
             )
         except Exception as error:  # a full disk comes as errors of many kinds
+            if isinstance(error, jax.errors.JaxRuntimeError) and jax.process_count() > 1:
+                # Another process is lost, of which is told where all end.
+                raise
             self._unsaved = self._not_saved(error)
             if jax.process_count() > 1:
                 # Others wait for this process in the midst of saving, and cannot go on with it.

@@ -63,9 +63,9 @@ def known_keys(overrides: list[str]) -> list[str]:
     return []
 
 
-def flat(tree: dict, prefix: str = "") -> dict[str, Any]:
+def flat(tree: Any, prefix: str = "") -> dict[str, Any]:
     """The leaves of nested dictionaries by their dotted keys."""
-    leaves = {}
+    leaves: dict[str, Any] = {}
     for key, value in tree.items():
         if isinstance(value, dict):
             leaves |= flat(value, f"{prefix}{key}.")
@@ -74,6 +74,6 @@ def flat(tree: dict, prefix: str = "") -> dict[str, Any]:
     return leaves
 
 
-def key_names(tree: dict) -> list[str]:
+def key_names(tree: Any) -> list[str]:
     """The dotted keys of nested dictionaries."""
     return list(flat(tree))

@@ -71,7 +71,7 @@ def load_darcy(
         write_arrays(path, meta, arrays)
     coordinates = cell_centres(resolution)
     return {
-        name: DarcyArrays(*(arrays[key][rows] for key in _NAMES), coordinates)
+        name: DarcyArrays(*(arrays[key][rows] for key in _NAMES), coordinates=coordinates)
         for name, rows in slices.items()
     }
 

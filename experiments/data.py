@@ -1,9 +1,9 @@
 """Data sets: their splits, the statistics of a split, and the data set that a config names."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import jax
 import numpy as np
@@ -31,19 +31,23 @@ Quantities = dict[str, tuple[float, float]]
 
 
 class Split(Protocol):
-    """Samples of a data set.
+    """Samples of a data set."""
 
-    Attributes:
-        names: of the samples.
-        lengths: points of the longest sample, of each stream; batches are padded to them.
-        geometry_length: likewise of the geometry; 0 without.
-        has_quantities: whether `quantities` has any.
-    """
+    @property
+    def names(self) -> Sequence[str]:
+        """Names of the samples."""
 
-    names: Sequence[str]
-    lengths: tuple[int, ...]
-    geometry_length: int
-    has_quantities: bool
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Points of the longest sample, of each stream; batches are padded to them."""
+
+    @property
+    def geometry_length(self) -> int:
+        """Likewise of the geometry; 0 without."""
+
+    @property
+    def has_quantities(self) -> bool:
+        """Whether `quantities` has any."""
 
     def __len__(self) -> int:
         """Number of samples."""
@@ -218,7 +222,7 @@ class Dataset:
         description: names and widths of what they hold.
     """
 
-    splits: dict[str, Split]
+    splits: Mapping[str, Split]
     description: Description
 
     @property
@@ -236,7 +240,7 @@ class Dataset:
 
 def statistics_like(description: Description) -> Statistics:
     """Shapes of the statistics of a data set, as `jax.ShapeDtypeStruct`s."""
-    shapes = {
+    shapes: dict[str, Any] = {
         name: jax.ShapeDtypeStruct((width,), np.float32)
         for name, width in description.widths().items()
     }

@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import jax
 import numpy as np
@@ -33,7 +33,7 @@ _SECONDS_TO_AGREE = 2.0
 _ROLL_CALL, _LINGER = 12.0, 5.0
 # A process that died is missed by its heartbeat; one that works has as long as it needs.
 _DAY_IN_MS = 24 * 3600 * 1000
-_barriers = itertools.count()
+_barriers, _rounds = itertools.count(), itertools.count()
 
 _T = TypeVar("_T")
 
@@ -191,7 +191,7 @@ def _patience(config: DistributedConfig, where: str) -> Iterator[None]:
         timer.cancel()
 
 
-def _client():
+def _client() -> Any:
     """The client of JAX's coordination service; `None` in a process that is alone.
 
     JAX has no public way to it. Device collectives cannot take its place: they end by an error if
@@ -245,6 +245,75 @@ def first_then_others(load: Callable[[], _T]) -> _T:
     return load()
 
 
+def by_first(do: Callable[[], Any]) -> None:
+    """Has the first process do something for all, who wait for it and fail where it does.
+
+    Raises:
+        ValueError: the first could not do it.
+    """
+    first_then_others(lambda: do() if jax.process_index() == 0 else None)
+
+
+def problems_of_all(own: str | None) -> dict[int, str]:
+    """What went wrong in each process, told to all of them, so that they can do the same next.
+
+    All processes call this, and it waits for the last.
+
+    Args:
+        own: what went wrong in this one, if anything.
+
+    Returns:
+        The problems, by the numbers of the processes that had one.
+    """
+    client = _client()
+    if client is None:
+        return {} if own is None else {0: own}
+    folder = f"flare_jax/problems/{next(_rounds)}/"
+    if own is not None:
+        client.key_value_set(f"{folder}{jax.process_index()}", own)
+    # Passed again and again: the first process would keep barriers of different names for ever.
+    client.wait_at_barrier("flare_jax/problems", timeout_in_ms=_DAY_IN_MS)
+    return {int(key.rpartition("/")[2]): text for key, text in client.key_value_dir_get(folder)}
+
+
+def all_or_none(load: Callable[[], _T]) -> _T:
+    """Has every process load something that each may find bad: where one does, all fail.
+
+    Raises:
+        ValueError: the first of those that could not load it tells why; or, in a process that is
+            alone, what `load` raises.
+    """
+    loaded, error = None, None
+    try:
+        loaded = load()
+    except (ValueError, OSError) as bad:
+        if _client() is None:
+            raise
+        error = bad
+    told = problems_of_all(None if error is None else one_line(error))
+    if told:
+        number, count = min(told), jax.process_count()
+        where = "" if len(told) == count else f"process {number} of {count}: "
+        raise ValueError(f"{where}{told[number]}") from error
+    return loaded
+
+
+def require_alone(command: str) -> None:
+    """Refuses a command of one process where a cluster has started several.
+
+    Raises:
+        ValueError: this is one of several.
+    """
+    try:
+        cluster = find_cluster(os.environ)
+        name = None if cluster is None else cluster.name
+    except ValueError:
+        # There are several, which could not find each other.
+        name = "a cluster"
+    if name is not None:
+        raise ValueError(f"{command}: expected one process alone; got one of several of {name}")
+
+
 class _Ending:
     """With which code, and how late, this process is to end without waiting for the others."""
 
@@ -281,7 +350,7 @@ def together(config: DistributedConfig) -> Iterator[None]:
         _fail(error)
 
 
-def _fail(error: BaseException):
+def _fail(error: BaseException) -> NoReturn:
     """Raises an error in one of several processes, or what it comes from."""
     mine, count = jax.process_index(), jax.process_count()
     expected = isinstance(error, ValueError | OSError)
@@ -341,7 +410,7 @@ class Agreement:
     minute or more. When that is, in steps, is agreed on in the same exchange.
     """
 
-    def __init__(self, signals: StopSignals, step: int):
+    def __init__(self, signals: StopSignals, step: int) -> None:
         """Begins at a step.
 
         Args:

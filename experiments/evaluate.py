@@ -79,7 +79,12 @@ def evaluate_run(
         return _evaluate_run(folder, config, which, pictured)
 
 
-def _evaluate_run(folder: Path, config: ExperimentConfig, which: str, pictured) -> Evaluated:
+def _evaluate_run(
+    folder: Path,
+    config: ExperimentConfig,
+    which: str,
+    pictured: Callable[[Sequence[float]], Sequence[int]] | None,
+) -> Evaluated:
     mesh = make_device_mesh(config.mesh)
     dataset = load_dataset(config.data)
     cache_neighbors(config, dataset)
@@ -87,7 +92,7 @@ def _evaluate_run(folder: Path, config: ExperimentConfig, which: str, pictured) 
         trained = restore(folder, config, dataset.description, which)
         evaluate = make_evaluation(trained.model)
 
-        def run(**options) -> SplitResult:
+        def run(**options: Any) -> SplitResult:
             return evaluate_split(
                 evaluate,
                 trained.state.evaluated_params,

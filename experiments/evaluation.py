@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, PyTree
 
 import parallel
 from experiments.batch import Statistics
@@ -33,7 +33,7 @@ class SplitResult(NamedTuple):
 
 def evaluate_split(
     evaluate: Callable,
-    params,
+    params: PyTree,
     statistics: Statistics,
     split: Split,
     structured_shape: tuple[int, ...] | None,
@@ -56,7 +56,9 @@ def evaluate_split(
         pictured: those of them whose prediction is wanted.
         quantities: whether to integrate quantities too, for which every prediction is fetched.
     """
-    errors, predictions, integrated = [], {}, {}
+    errors: list = []
+    predictions: dict[int, Any] = {}
+    integrated: dict[str, Any] = {}
     size = evaluation_batch_size(batch_size, max(split.lengths))
     for batch, indices in whole_batches(split, size, structured_shape, samples):
         prediction, of_fields = evaluate(params, statistics, batch)
@@ -81,7 +83,7 @@ def evaluate_split(
     return SplitResult(on_host(errors), pairs, predictions)
 
 
-def _on_host(prediction, structured_shape):
+def _on_host(prediction: Any, structured_shape: tuple[int, ...] | None) -> Any:
     if structured_shape is not None:
         return parallel.unshard_points(prediction, structured_shape=structured_shape)
     return to_host(prediction)

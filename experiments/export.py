@@ -8,7 +8,7 @@ traced once and compiled once more for each shape that it is called with.
 import argparse
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +16,21 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import export
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PyTree
 
 from experiments import config as configs
 from experiments.batch import Batch, Statistics, Stream
 from experiments.cli import one_line_errors
 from experiments.description import Description
+from experiments.distributed import require_alone
 from experiments.files import write_atomically, write_json
+from experiments.models import Model
 from experiments.prediction import COORDINATES, predict
 from experiments.schema import StoreConfig
 from experiments.trained import Trained, restore
 from geotransolver_jax import GeoTransolver
 from parallel import mesh as mesh_lib
+from parallel.parameters import split_weights
 
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 _UNITS = "those of the data that the run was trained on"
@@ -37,7 +40,7 @@ Inputs = dict[str, Float[Array, "B _ C"]]
 
 
 def export_model(
-    model: nnx.Module,
+    model: Model,
     statistics: Statistics,
     description: Description,
     platforms: Sequence[str] | None = None,
@@ -55,10 +58,10 @@ def export_model(
         array `(B, N, C)`, or for several streams a dictionary of them.
     """
     platforms = platforms or [export.default_export_platform()]
-    graph, weights, rest = nnx.split(model, nnx.Param, ...)
+    graph, weights, rest = split_weights(model)
 
-    def made_for(platform: str):
-        def run(weights, statistics, inputs: Inputs):
+    def made_for(platform: str) -> Callable[..., PyTree]:
+        def run(weights: PyTree, statistics: Statistics, inputs: Inputs) -> PyTree:
             model = nnx.merge(graph, weights, rest)
             model.eval()
             # How long chunks are, and in what order products are made, is the platform's.
@@ -72,13 +75,13 @@ def export_model(
     made = {platform: made_for(platform) for platform in platforms}
 
     @jax.jit
-    def program(inputs: Inputs):
+    def program(inputs: Inputs) -> PyTree:
         return jax.lax.platform_dependent(weights, statistics, inputs, **made)
 
     return export.export(program, platforms=list(made))(input_shapes(model, description))
 
 
-def input_shapes(model: nnx.Module, description: Description) -> dict[str, jax.ShapeDtypeStruct]:
+def input_shapes(model: Model, description: Description) -> dict[str, jax.ShapeDtypeStruct]:
     """What a program takes, by the names of `Batch` and `Stream`.
 
     The batch is `B`, points are `N`, or `N0`, `N1`, ... of several streams, and those of the
@@ -183,8 +186,10 @@ def write_program(run: Path, out: Path, which: str, platforms: Sequence[str] | N
 
     Raises:
         FileNotFoundError: there is no run, no checkpoint, or no folder for the program.
-        ValueError: the checkpoint is damaged or of another model; or `out` is a folder.
+        ValueError: the checkpoint is damaged or of another model; `out` is a folder; or this is
+            one of several processes, of which each would write it.
     """
+    require_alone("export")
     if out.is_dir():
         raise ValueError(f"{out}: expected a file to write; got a folder")
     if not out.parent.is_dir():

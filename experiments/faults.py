@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -40,11 +41,12 @@ def bad_step(folder: Path, split: Split, loader: Loader, step: int) -> str:
         The samples of the step and the file.
     """
     names = [str(split.names[index]) for index in loader.samples_of(step)]
-    process = f"_process_{jax.process_index()}" if jax.process_count() > 1 else ""
-    path = folder / f"nonfinite_step_{step}{process}.npz"
-    arrays = _arrays(loader.read_again(step))
+    name = f"nonfinite_step_{step}" + ("_process_{}" if jax.process_count() > 1 else "") + ".npz"
+    arrays: dict[str, Any] = _arrays(loader.read_again(step))
+    path = folder / name.format(jax.process_index())
     write_atomically(path, lambda temporary: np.savez(temporary, **arrays))
-    return f"samples {', '.join(names)}; the batch is in {path.name}"
+    # The same line in all processes, of which one tells it.
+    return f"samples {', '.join(names)}; the batch is in {name.format('*')}"
 
 
 def _arrays(batches: Sequence[dict[int, Sample]]) -> dict[str, np.ndarray]:

@@ -1,12 +1,14 @@
 """Pictures of predictions."""
 
 import io
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import matplotlib
 import numpy as np
 from jaxtyping import Float
+from matplotlib.axes import Axes
 
 from experiments.batch import Windows
 from experiments.data import AirfoilSplit, Dataset, GridSplit
@@ -63,19 +65,21 @@ def picture(
     return written.getvalue()
 
 
-def _errors(prediction, truth) -> tuple[np.ndarray, float, float]:
+def _errors(prediction: np.ndarray, truth: np.ndarray) -> tuple[np.ndarray, float, float]:
     """Error, its largest value, and the relative L2 error."""
     error = prediction - truth
-    return error, np.abs(error).max(), np.linalg.norm(error) / np.linalg.norm(truth)
+    relative = float(np.linalg.norm(error) / np.linalg.norm(truth))
+    return error, np.abs(error).max(), relative
 
 
-def _grid_panels(dataset: Dataset, index: int, fields) -> list[tuple[str, Any]]:
+def _grid_panels(dataset: Dataset, index: int, fields: np.ndarray) -> list[tuple[str, Any]]:
     """Input, truth, prediction and error of the first field on a grid."""
-    split, name = dataset.splits["test"], dataset.fields[0]
+    split: Any = dataset.splits["test"]
+    name = dataset.fields[0]
     values, truth, prediction = split.fx[index, :, 0], split.target[index, :, 0], fields[:, 0]
     error, bound, relative = _errors(prediction, truth)
 
-    def paint(values, **style):
+    def paint(values: np.ndarray, **style: Any) -> Callable[[Axes], Any]:
         grid = values.reshape(dataset.description.structured_shape).T
         return lambda axis: axis.imshow(grid, origin="lower", extent=(0, 1, 0, 1), **style)
 
@@ -90,11 +94,11 @@ def _grid_panels(dataset: Dataset, index: int, fields) -> list[tuple[str, Any]]:
     ]
 
 
-def _cloud_panels(dataset: Dataset, index: int, fields) -> list[tuple[str, Any]]:
+def _cloud_panels(dataset: Dataset, index: int, fields: np.ndarray) -> list[tuple[str, Any]]:
     """Truth, prediction and error of the first field, seen along the shortest extent."""
     count = len(dataset.description.streams)
     windows = Windows((slice(None),) * count)
-    cloud = dataset.splits["test"].read(index, windows).clouds[0]
+    cloud: Any = dataset.splits["test"].read(index, windows).clouds[0]
     positions = cloud.embedding if cloud.positions is None else cloud.positions
     seen = np.sort(np.argsort(-np.ptp(positions, axis=0), kind="stable")[:2])
     across = positions[:, seen] if len(seen) == 2 else np.pad(positions, ((0, 0), (0, 1)))
@@ -102,8 +106,8 @@ def _cloud_panels(dataset: Dataset, index: int, fields) -> list[tuple[str, Any]]
     error, bound, relative = _errors(prediction, truth)
     low, high = np.percentile(truth, _COLOUR_RANGE)
 
-    def paint(values, **style):
-        def on(axis):
+    def paint(values: np.ndarray, **style: Any) -> Callable[[Axes], Any]:
+        def on(axis: Any) -> Any:
             axis.set_aspect("equal")
             return axis.scatter(*across.T, c=values, s=3, linewidths=0, **style)
 
@@ -116,17 +120,18 @@ def _cloud_panels(dataset: Dataset, index: int, fields) -> list[tuple[str, Any]]
     ]
 
 
-def _airfoil_panels(dataset: Dataset, index: int, fields) -> list[tuple[str, Any]]:
+def _airfoil_panels(dataset: Dataset, index: int, fields: np.ndarray) -> list[tuple[str, Any]]:
     """Truth, prediction and error of the pressure coefficient around an airfoil."""
-    arrays = dataset.splits["test"].arrays
+    split: Any = dataset.splits["test"]
+    arrays = split.arrays
     rows = arrays.rows(index)
     positions, truth = arrays.positions[rows], arrays.fields[rows][:, 2]
     error, bound, relative = _errors(fields[:, 2], truth)
     outline = arrays.geometry[index]
     low, high = np.percentile(truth, _COLOUR_RANGE)
 
-    def paint(values, **style):
-        def on(axis):
+    def paint(values: np.ndarray, **style: Any) -> Callable[[Axes], Any]:
+        def on(axis: Axes) -> Any:
             image = axis.tricontourf(
                 positions[:, 0], positions[:, 1], values, extend="both", **style
             )

@@ -9,6 +9,7 @@ from flax.traverse_util import flatten_dict
 from jaxtyping import Array, Key
 
 from experiments import adapters
+from experiments.models import Model
 from experiments.schema import FinetuneConfig
 from experiments.weight_groups import Names, Rates, names_of
 
@@ -16,7 +17,7 @@ from experiments.weight_groups import Names, Rates, names_of
 class Tuning:
     """What trains of a model."""
 
-    def __init__(self, config: FinetuneConfig, model: nnx.Module):
+    def __init__(self, config: FinetuneConfig, model: Model):
         """Finds the weights that the configuration's patterns name.
 
         Args:
@@ -36,7 +37,7 @@ class Tuning:
         params = nnx.to_pure_dict(nnx.state(model, nnx.Param))
         self.rates = self._rates(jax.eval_shape(self.start, params, jax.random.key(0)))
 
-    def start(self, params: Mapping[str, Any], key: Key[Array, ""]) -> dict[str, Any]:
+    def start(self, params: Mapping[str, Any], key: Key[Array, ""]) -> Mapping[str, Any]:
         """A model's weights, with adapters beside them if there are to be any."""
         if not self._layers:
             return params

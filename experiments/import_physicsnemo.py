@@ -32,6 +32,7 @@ from experiments.config_errors import explain, known_keys
 from experiments.data import Dataset, load_dataset, statistics_like
 from experiments.description import Description
 from experiments.finetuning import Tuning
+from experiments.models import Model
 from experiments.optimizer import make_optimizer
 from experiments.physicsnemo import load_state_dict
 from experiments.physicsnemo_arguments import (
@@ -121,12 +122,13 @@ def _composed(overrides: list[str]) -> dict[str, Any]:
     configs.register_schemas()
     with hydra.initialize_config_dir(str(configs.CONFIG_DIR), version_base="1.3"):
         try:
-            return OmegaConf.to_container(hydra.compose("config", overrides))
+            composed: Any = OmegaConf.to_container(hydra.compose("config", overrides))
         except (HydraException, OmegaConfBaseException) as error:
             raise ValueError(explain(error, known_keys(overrides))) from error
+    return composed
 
 
-def fitted_model(checkpoint: Checkpoint, config: ExperimentConfig, data: Description) -> nnx.Module:
+def fitted_model(checkpoint: Checkpoint, config: ExperimentConfig, data: Description) -> Model:
     """The model of a run, with the weights of a checkpoint, on the mesh of the context.
 
     Raises:
@@ -135,7 +137,7 @@ def fitted_model(checkpoint: Checkpoint, config: ExperimentConfig, data: Descrip
     check_grid(checkpoint.arguments, data)
     _check_layers(checkpoint.tensors, config.model.n_layers)
 
-    def build() -> nnx.Module:
+    def build() -> Model:
         return build_model(config.model, data, config.train.seed)
 
     # Shapes first: what the arguments ask for may be more than there is memory.
@@ -151,7 +153,7 @@ def fitted_model(checkpoint: Checkpoint, config: ExperimentConfig, data: Descrip
 
 
 def _write_run(
-    out: Path, config: ExperimentConfig, model: nnx.Module, dataset: Dataset, normalization: str
+    out: Path, config: ExperimentConfig, model: Model, dataset: Dataset, normalization: str
 ) -> None:
     identity = normalization == "identity"
     state = initial_state(
@@ -209,7 +211,7 @@ def _check_layers(tensors: Mapping[str, np.ndarray], layers: int) -> None:
         )
 
 
-def _check_number(shapes: nnx.Module, tensors: Mapping[str, np.ndarray]) -> None:
+def _check_number(shapes: Model, tensors: Mapping[str, np.ndarray]) -> None:
     """What differs a little is named tensor by tensor when the weights are loaded."""
     wanted = sum(math.prod(entry.shape) for entry in physicsnemo_names.entries(shapes))
     held = sum(tensor.size for tensor in tensors.values())

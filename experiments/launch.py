@@ -19,7 +19,7 @@ from experiments.cli import one_line_errors
 
 # As it was when this began: `one_line_errors` changes it, and the processes call that themselves.
 _ENVIRONMENT = dict(os.environ)
-COMMANDS = ("train", "evaluate", "report")
+COMMANDS = ("train", "evaluate", "report", "predict")
 # What a command ends with that was asked to stop: the others were, too, and are saving.
 _STOPPED = 128 + signal.SIGTERM
 # Seconds in which the others may fail as well, and tell why, before they are ended.

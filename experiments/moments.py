@@ -6,6 +6,7 @@ large sums (Chan, Golub and LeVeque, The American Statistician 37(3), 1983).
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import numpy as np
@@ -46,7 +47,7 @@ class Moments:
         cls, read: Callable[[slice], Float[np.ndarray, "n *C"]], total: int, block: int = BLOCK
     ) -> "Moments":
         """Those of `total` rows, at least one, of which `read` hands out any slice."""
-        moments = None
+        moments: Any = None
         for start in range(0, total, block):
             these = cls.of(read(slice(start, min(start + block, total))))
             moments = these if moments is None else moments.merge(these)
@@ -89,7 +90,7 @@ def over_processes(moments: Sequence[Moments] | None, widths: Sequence[int]) -> 
         )
     # As words: JAX would narrow float64 to float32.
     words = multihost_utils.process_allgather(own.view(np.uint32))
-    merged = None
+    merged: Any = None
     for row in np.ascontiguousarray(words).view(np.float64):
         if not row[0]:
             continue

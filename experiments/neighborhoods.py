@@ -83,7 +83,7 @@ def nearest_within(
     )
 
 
-def _squares(queries, neighbors) -> np.ndarray:
+def _squares(queries: np.ndarray, neighbors: np.ndarray) -> np.ndarray:
     """Squared distances in the type of the coordinates, summed as the search sums them."""
     difference = queries[:, None] - neighbors
     squares = difference[..., 0] * difference[..., 0]

@@ -1,7 +1,10 @@
 """Optimizers and learning-rate schedules, all of them Optax's."""
 
+from typing import Any
+
 import jax
 import optax
+from jaxtyping import Array, PyTree
 
 from experiments.schema import OPTIMIZERS, SCHEDULES, OptimizerConfig
 
@@ -83,18 +86,18 @@ def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransfo
     return optax.chain(optax.clip_by_global_norm(config.clip_norm), update)
 
 
-def _is_kernel(path) -> bool:
+def _is_kernel(path: tuple[Any, ...]) -> bool:
     return path[-1].key == "kernel"
 
 
-def _kernels(params):
+def _kernels(params: PyTree) -> PyTree:
     return jax.tree_util.tree_map_with_path(lambda path, _: _is_kernel(path), params)
 
 
-def _matrices(params):
+def _matrices(params: PyTree) -> PyTree:
     """Kernels as matrices; any axis before the last two counts the blocks of a stack."""
 
-    def dimensions(path, param):
+    def dimensions(path: tuple[Any, ...], param: Array) -> Any:
         if not _is_kernel(path):
             return None
         return optax.contrib.MuonDimensionNumbers(param.ndim - 2, param.ndim - 1)

@@ -1,18 +1,18 @@
 """Weights from PhysicsNeMo and for it: its state dict, as NumPy arrays."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import jax
 import numpy as np
-from flax import nnx
 
 from experiments import physicsnemo_names as names
+from experiments.models import Model
 
 # Largest difference allowed between a buffer of the reference and what is computed here instead.
 _BUFFER_TOLERANCE = 1e-5
 
 
-def load_state_dict(model: nnx.Module, state_dict: Mapping[str, np.ndarray]) -> None:
+def load_state_dict(model: Model, state_dict: Mapping[str, np.ndarray]) -> None:
     """Copies the weights of a PhysicsNeMo 2.2.2 model into ours, in place.
 
     Buffers of the reference that are computed here (unified positions, time frequencies, activation
@@ -53,7 +53,7 @@ def load_state_dict(model: nnx.Module, state_dict: Mapping[str, np.ndarray]) -> 
         variables[key][...] = value
 
 
-def state_dict(model: nnx.Module, state_mixing_mode: str = "weighted") -> dict[str, np.ndarray]:
+def state_dict(model: Model, state_mixing_mode: str = "weighted") -> dict[str, np.ndarray]:
     """The state dict of the reference's model that computes what ours does.
 
     Args:
@@ -76,7 +76,9 @@ def state_dict(model: nnx.Module, state_mixing_mode: str = "weighted") -> dict[s
     return {name: np.asarray(tensor, np.float32) for name, tensor in tensors.items()}
 
 
-def _problems(model, entries, state_dict) -> list[str]:
+def _problems(
+    model: Model, entries: Sequence[names.Entry], state_dict: Mapping[str, np.ndarray]
+) -> list[str]:
     problems, buffers = [], dict(names.buffers(model))
     expected = {entry.name: entry.shape for entry in entries}
     missing = sorted(expected.keys() - state_dict.keys())

@@ -6,10 +6,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from flax import nnx
-
 from experiments.archives import shown
 from experiments.description import Description
+from experiments.models import Model
 from experiments.schema import FlareConfig, GeoTransolverConfig, ModelConfig, TransolverConfig
 from flare_jax import FLARE
 from geotransolver_jax import GeoTransolver, Transolver
@@ -104,7 +103,7 @@ def _check_kind(name: str, value: Any, like: Any) -> None:
         )
 
 
-def model_arguments(model: nnx.Module, config: ModelConfig) -> dict[str, Any]:
+def model_arguments(model: Model, config: ModelConfig) -> dict[str, Any]:
     """The arguments with which the reference makes the same model.
 
     Args:
@@ -140,7 +139,7 @@ def model_arguments(model: nnx.Module, config: ModelConfig) -> dict[str, Any]:
     return arguments | dict.fromkeys(_FIXED, False)
 
 
-def model_name(model: nnx.Module) -> str:
+def model_name(model: Model) -> str:
     """Name of the reference's class.
 
     Raises:
@@ -187,7 +186,7 @@ def check_grid(arguments: Mapping[str, Any], data: Description) -> None:
         check_widths({"structured_shape": given}, {"structured_shape": data.structured_shape})
 
 
-def _one_or_all(values: list):
+def _one_or_all(values: list) -> Any:
     return values[0] if len(values) == 1 else values
 
 

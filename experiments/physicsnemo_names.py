@@ -1,15 +1,19 @@
 """Which tensor of a PhysicsNeMo model is which variable of ours."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from flax import nnx
 
+from experiments.models import Model
 from flare_jax import FLARE, FLAREAttention
 from flare_jax.block import Block
 from flare_jax.embeddings import time_frequencies, unified_position
 from flare_jax.linear import Linear
+from flare_jax.mlp import MLP
+from flare_jax.norm import LayerNorm
 from flare_jax.transformer import PointTransformer
 from geotransolver_jax import GALE, GALEFA, GeoTransolver, PhysicsAttention, Transolver
 from geotransolver_jax.block import GALEBlock
@@ -64,18 +68,18 @@ class Entry:
         return values.reshape(self.shape)
 
 
-def _linear(name: str, layer, linear: Linear | GridProjection) -> Iterator[Entry]:
+def _linear(name: str, layer: int | None, linear: Linear | GridProjection) -> Iterator[Entry]:
     yield Entry(f"{name}.weight", linear.kernel, layer, kernel=True)
     if hasattr(linear, "bias"):
         yield Entry(f"{name}.bias", linear.bias, layer)
 
 
-def _norm(name: str, layer, norm) -> Iterator[Entry]:
+def _norm(name: str, layer: int | None, norm: LayerNorm) -> Iterator[Entry]:
     yield Entry(f"{name}.weight", norm.scale, layer)
     yield Entry(f"{name}.bias", norm.bias, layer)
 
 
-def _mlp(name: str, layer, mlp) -> Iterator[Entry]:
+def _mlp(name: str, layer: int | None, mlp: MLP) -> Iterator[Entry]:
     yield from _linear(f"{name}.layers.0", layer, mlp.linear_in)
     yield from _linear(f"{name}.layers.2", layer, mlp.linear_out)
     learned = {"prelu": "weight", "stan": "beta"}.get(mlp.activation.name)
@@ -83,7 +87,7 @@ def _mlp(name: str, layer, mlp) -> Iterator[Entry]:
         yield Entry(f"{name}.layers.1.{learned}", mlp.activation.parameter, layer)
 
 
-def _flare_attention(name: str, layer, attention: FLAREAttention) -> Iterator[Entry]:
+def _flare_attention(name: str, layer: int | None, attention: FLAREAttention) -> Iterator[Entry]:
     yield Entry(f"{name}.q_global", attention.latent_queries, layer, leading=1)
     yield from _linear(f"{name}.in_project_x", layer, attention.project_in)
     yield from _linear(f"{name}.self_k", layer, attention.project_key)
@@ -91,7 +95,7 @@ def _flare_attention(name: str, layer, attention: FLAREAttention) -> Iterator[En
     yield from _linear(f"{name}.out_linear", layer, attention.project_out)
 
 
-def _slices(name: str, layer, attention: SliceProjection) -> Iterator[Entry]:
+def _slices(name: str, layer: int | None, attention: SliceProjection) -> Iterator[Entry]:
     yield from _linear(f"{name}.in_project_x", layer, attention.project_point)
     if attention.plus:
         yield from _linear(f"{name}.proj_temperature.0", layer, attention.temperature_in)
@@ -102,16 +106,20 @@ def _slices(name: str, layer, attention: SliceProjection) -> Iterator[Entry]:
     yield from _linear(f"{name}.in_project_slice", layer, attention.project_slice)
 
 
-def _physics_attention(name: str, layer, attention: PhysicsAttention) -> Iterator[Entry]:
+def _physics_attention(
+    name: str, layer: int | None, attention: PhysicsAttention
+) -> Iterator[Entry]:
     yield from _slices(name, layer, attention)
     yield from _linear(f"{name}.qkv_project", layer, attention.project_qkv)
     yield from _linear(f"{name}.out_linear", layer, attention.project_out)
 
 
-def _with_context(attention_entries):
+def _with_context(
+    attention_entries: Callable[..., Iterator[Entry]],
+) -> Callable[..., Iterator[Entry]]:
     """Entries of an attention layer that also attends to a context."""
 
-    def entries(name: str, layer, attention: GALE | GALEFA) -> Iterator[Entry]:
+    def entries(name: str, layer: int | None, attention: GALE | GALEFA) -> Iterator[Entry]:
         yield from attention_entries(name, layer, attention)
         yield from _concrete(f"{name}.out_dropout", layer, attention.concrete)
         cross = attention.cross
@@ -120,15 +128,15 @@ def _with_context(attention_entries):
         yield from _linear(f"{name}.cross_q", layer, cross.query)
         yield from _linear(f"{name}.cross_k", layer, cross.key)
         yield from _linear(f"{name}.cross_v", layer, cross.value)
-        if cross.weighted:
-            yield Entry(f"{name}.state_mixing", cross.mixing, layer)
-        else:
+        if isinstance(cross.mixing, Linear):
             yield from _linear(f"{name}.concat_project.0", layer, cross.mixing)
+        else:
+            yield Entry(f"{name}.state_mixing", cross.mixing, layer)
 
     return entries
 
 
-_ATTENTION = {
+_ATTENTION: dict[type, Callable[..., Iterator[Entry]]] = {
     FLAREAttention: _flare_attention,
     PhysicsAttention: _physics_attention,
     GALE: _with_context(_physics_attention),
@@ -136,7 +144,7 @@ _ATTENTION = {
 }
 
 
-def _concrete(name: str, layer, dropout: ConcreteDropout | None) -> Iterator[Entry]:
+def _concrete(name: str, layer: int | None, dropout: ConcreteDropout | None) -> Iterator[Entry]:
     if dropout is not None:
         yield Entry(f"{name}.p_logit", dropout.logit, layer)
 
@@ -174,7 +182,7 @@ def _geotransolver(model: GeoTransolver) -> Iterator[Entry]:
     for i, (norm, linear) in enumerate(zip(model.norm_out, model.project_out, strict=True)):
         yield from _norm(f"ln_mlp_out.{i}.0", None, norm)
         yield from _linear(f"ln_mlp_out.{i}.1", None, linear)
-    if model.time_in is not None:
+    if model.time_in is not None and model.time_out is not None:
         yield from _linear("time_fc.0", None, model.time_in)
         yield from _linear("time_fc.2", None, model.time_out)
 
@@ -202,7 +210,7 @@ def _tokenizer(name: str, tokenizer: ContextTokenizer) -> Iterator[Entry]:
     yield from _concrete(f"{name}.output_dropout", None, tokenizer.concrete)
 
 
-def entries(model: nnx.Module) -> Iterator[Entry]:
+def entries(model: Model) -> Iterator[Entry]:
     """Every tensor of the reference that a model has a variable for.
 
     Raises:
@@ -222,7 +230,7 @@ _MODELS = {
 }
 
 
-def unused(model: nnx.Module) -> Iterator[tuple[str, tuple[int, ...]]]:
+def unused(model: Model) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Tensors that the reference holds and never reads, and their shapes; there is no variable.
 
     Of the last two names a model has one, by how it would mix states.
@@ -231,7 +239,7 @@ def unused(model: nnx.Module) -> Iterator[tuple[str, tuple[int, ...]]]:
     if not isinstance(attention, GALE) or attention.cross is not None:
         return
     width = attention.project_slice.kernel.shape[-2]
-    shapes = {f"cross_{part}.bias": (width,) for part in "qkv"}
+    shapes: dict[str, tuple[int, ...]] = {f"cross_{part}.bias": (width,) for part in "qkv"}
     shapes |= {"cross_q.weight": (width, width)}
     shapes |= {f"cross_{part}.weight": (width, 0) for part in "kv"}
     shapes |= {"concat_project.0.weight": (width, 2 * width), "concat_project.0.bias": (width,)}
@@ -240,16 +248,17 @@ def unused(model: nnx.Module) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield from ((f"blocks.{layer}.Attn.{name}", shape) for name, shape in shapes.items())
 
 
-def buffers(model: nnx.Module) -> Iterator[tuple[str, np.ndarray]]:
+def buffers(model: Model) -> Iterator[tuple[str, np.ndarray]]:
     """Tensors of the reference that are computed here, and their values."""
-    if getattr(model, "unified_pos", False):
-        yield "embedding", np.asarray(unified_position(model.structured_shape, model.ref))[None]
-    if getattr(model, "time_input", False):
-        yield "time_embed.freqs", time_frequencies(model.time_embedding.width)
-    geometric = isinstance(model, GeoTransolver)
-    first = list(model.preprocess) if geometric else [model.preprocess]
-    if first[0].activation.name in ("cappek_leaky_relu", "capped_gelu"):
-        mlps = [f"preprocess.{i}" for i in range(len(first))] if geometric else ["preprocess"]
+    several = isinstance(model, GeoTransolver)
+    perceptrons: Any = model.preprocess if several else [model.preprocess]
+    if isinstance(model, PointTransformer):
+        if model.unified_pos and model.structured_shape is not None:
+            yield "embedding", np.asarray(unified_position(model.structured_shape, model.ref))[None]
+        if model.time_input:
+            yield "time_embed.freqs", time_frequencies(model.time_embedding.width)
+    if perceptrons[0].activation.name in ("cappek_leaky_relu", "capped_gelu"):
+        mlps = [f"preprocess.{i}" for i in range(len(perceptrons))] if several else ["preprocess"]
         mlps += [f"blocks.{i}.ln_mlp1.1" for i in range(model.stack.depth)]
         for name in mlps:
             yield f"{name}.layers.1.cap", np.ones((), np.float32)

@@ -2,7 +2,8 @@
 
 A file is a mesh (VTK, STL), a file of arrays (HDF5, `.npz`), a folder of the files of one sample,
 or a sample of a store. It is written again with `*_pred` beside its fields, and `*_error` where
-these are there, in the units of the files.
+these are there, in the units of the files. Several processes each read the files, share out their
+points among the devices of all, and the first writes.
 """
 
 import argparse
@@ -10,17 +11,19 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import jax
 
 from experiments import config as configs
 from experiments.cli import one_line_errors
 from experiments.description import Description
+from experiments.distributed import all_or_none, by_first, together
 from experiments.files import write_json
 from experiments.meshes.outputs import write_prediction
 from experiments.meshes.predicted import Input, Prediction, errors_of, read_input
 from experiments.run import describe_mesh, make_device_mesh
-from experiments.schema import StoreConfig
+from experiments.schema import ExperimentConfig, StoreConfig
 from experiments.trained import restore
 from experiments.whole_cloud import CloudState, WholeCloud, dropout_moments
 
@@ -61,13 +64,21 @@ def predict(
         options: see there.
 
     Returns:
-        For each file its points, seconds and, where its fields are there, their errors.
+        For each file its points and, in the first process, which writes, what was written, seconds
+        and, where its fields are there, their errors.
 
     Raises:
         FileNotFoundError: there is no run, or no such file.
         ValueError: a file does not have what the run reads, or the run is not of a store.
     """
     config = configs.load(folder, overrides)
+    with together(config.distributed):
+        _check(folder, files, config, options)
+        return _predict_files(folder, files, out, config, options)
+
+
+def _check(folder: Path, files: Sequence[Path], config: ExperimentConfig, options: Options) -> None:
+    """Refuses what cannot be predicted whatever is in the files."""
     if not isinstance(config.data, StoreConfig):
         raise ValueError(
             f"{folder}: expected a run on a store (data.name=store); got one on {config.data.name}"
@@ -81,9 +92,19 @@ def predict(
     if options.state is not None and (options.mc_dropout_samples or options.save_state):
         raise ValueError("--state: expected neither --mc-dropout-samples nor --save-state; got one")
     _require_different(files)
+
+
+def _predict_files(
+    folder: Path, files: Sequence[Path], out: Path, config: ExperimentConfig, options: Options
+) -> list[dict]:
     data = Description.load(folder)
-    out.mkdir(parents=True, exist_ok=True)
     mesh = make_device_mesh(config.mesh)
+    if mesh.shape["data"] > 1:
+        raise ValueError(
+            f"mesh.data: expected 1, since one sample is predicted at a time, whose points the "
+            f"devices share out (mesh.points=-1); got {mesh.shape['data']}"
+        )
+    by_first(lambda: out.mkdir(parents=True, exist_ok=True))
     with jax.set_mesh(mesh):
         trained = restore(folder, config, data, options.checkpoint)
         whole = WholeCloud(trained.with_weights(), trained.state.statistics, options.points_at_once)
@@ -92,33 +113,52 @@ def predict(
                 f"--mc-dropout-samples: expected 0 for a model without dropout; "
                 f"got {options.mc_dropout_samples}"
             )
-        state = None if options.state is None else CloudState.load(options.state)
-        rows, done = [], []
+        state = None
+        if options.state is not None:
+            state = all_or_none(lambda: CloudState.load(options.state))
+        rows: list[dict] = []
         for path in files:
-            started = time.perf_counter()
-            read = read_input(path, config.data, data)
-            prediction, kept = _predict(whole, read, options, state)
-            written = write_prediction(read, prediction, out, done)
-            done += written
-            if options.save_state and kept is not None:
-                kept.save(out / f"{read.name}.state.npz")
-            row = {
-                "file": str(path),
-                "written": [str(each) for each in written],
-                "points": [len(fields) for fields in prediction.fields],
-                "seconds": round(time.perf_counter() - started, 2),
-                **errors_of(read, prediction),
-            }
-            rows.append(row)
-            print(_describe(row), flush=True)
+            rows.append(_predict_file(path, out, config, data, whole, state, options, rows))
     summary = {
         "run": str(folder),
         "step": trained.step,
         "device_mesh": describe_mesh(mesh),
         "options": {k: str(v) if isinstance(v, Path) else v for k, v in asdict(options).items()},
     }
-    write_json(out / SUMMARY, summary | {"files": rows})
+    by_first(lambda: write_json(out / SUMMARY, summary | {"files": rows}))
     return rows
+
+
+def _predict_file(
+    path: Path,
+    out: Path,
+    config: ExperimentConfig,
+    data: Description,
+    whole: WholeCloud,
+    state: CloudState | None,
+    options: Options,
+    before: Sequence[dict],
+) -> dict:
+    """Predicts and writes one file; `before` is what this returned of those before it."""
+    started = time.perf_counter()
+    read = all_or_none(lambda: read_input(path, config.data, data))
+    prediction, kept = _predict(whole, read, options, state)
+    row: dict[str, Any] = {
+        "file": str(path),
+        "points": [len(fields) for fields in prediction.fields],
+    }
+
+    def write() -> None:
+        done = [Path(each) for row in before for each in row["written"]]
+        row["written"] = list(map(str, write_prediction(read, prediction, out, done)))
+        if options.save_state and kept is not None:
+            kept.save(out / f"{read.name}.state.npz")
+        row["seconds"] = round(time.perf_counter() - started, 2)
+        row.update(errors_of(read, prediction))
+        print(_describe(row), flush=True)
+
+    by_first(write)
+    return row
 
 
 def _predict(

@@ -1,18 +1,20 @@
 """What a model is given of a batch, and what its output means."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
-from flax import nnx
 from jaxtyping import Array, Float
 
 from experiments.batch import Batch, Scale, Statistics, Stream, StreamStatistics
+from experiments.models import Model
 from geotransolver_jax import GeoTransolver
 
 COORDINATES = 3
 
 
 def predict(
-    model: nnx.Module, statistics: Statistics, batch: Batch
+    model: Model, statistics: Statistics, batch: Batch
 ) -> tuple[Float[Array, "B N C_out"], ...]:
     """The fields of each stream of a batch, in the units of the targets."""
     masks = tuple(stream.mask for stream in batch.streams)
@@ -24,7 +26,7 @@ def predict(
     )
 
 
-def model_inputs(model: nnx.Module, statistics: Statistics, batch: Batch) -> dict:
+def model_inputs(model: Model, statistics: Statistics, batch: Batch) -> dict:
     """The arguments of a model, normalized, by their names.
 
     FLARE and Transolver see input values and, for want of a better place, the global tokens at
@@ -74,7 +76,7 @@ def positions(stream: Stream) -> Float[Array, "B N 3"]:
     return stream.embedding if stream.positions is None else stream.positions
 
 
-def _one_or_all(values: tuple):
+def _one_or_all(values: tuple) -> Any:
     """A model of one stream takes it alone."""
     return values[0] if len(values) == 1 else values
 

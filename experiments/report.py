@@ -3,8 +3,9 @@
 `report.html` in the run's folder needs no other file; the metrics are written beside it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -40,7 +41,9 @@ def pictures_of(evaluated: Evaluated) -> list[tuple[str, bytes]]:
     return pictures
 
 
-def _pictures_of_sample(dataset: Dataset, index: int, fields, name: str):
+def _pictures_of_sample(
+    dataset: Dataset, index: int, fields: Any, name: str
+) -> Iterator[tuple[str, bytes]]:
     split = dataset.splits["test"]
     if isinstance(split, AirfoilSplit | GridSplit):
         yield "", picture(dataset, {index: fields})

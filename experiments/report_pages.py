@@ -84,7 +84,7 @@ class ReportContent:
     sample_errors: dict[str, float]
     pictures: list[tuple[str, bytes]]
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         _check_quantities(self.quantities, self.sample_names)
 
 

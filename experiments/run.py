@@ -2,13 +2,17 @@
 
 import dataclasses
 import math
+from collections.abc import Iterable
+from typing import Any
 
 import jax
 from flax import nnx
+from jaxtyping import PyTree
 
 import parallel
 from experiments.data import Dataset
 from experiments.description import Description
+from experiments.models import Model
 from experiments.prediction import COORDINATES
 from experiments.schema import (
     ExperimentConfig,
@@ -51,7 +55,7 @@ def make_device_mesh(config: MeshConfig) -> jax.sharding.Mesh:
     return mesh
 
 
-def build_model(config: ModelConfig, data: Description, seed: int) -> nnx.Module:
+def build_model(config: ModelConfig, data: Description, seed: int) -> Model:
     """Makes the model that a configuration names, its widths taken from the data.
 
     Raises:
@@ -73,7 +77,9 @@ def build_model(config: ModelConfig, data: Description, seed: int) -> nnx.Module
     raise ValueError(f"model.name: no model {config.name!r}")
 
 
-def _single_stream(config, data: Description, arguments: dict) -> nnx.Module:
+def _single_stream(
+    config: FlareConfig | TransolverConfig, data: Description, arguments: dict
+) -> Model:
     if len(data.streams) > 1:
         raise ValueError(
             f"model.name: expected geotransolver or geotransolver_fa for the {len(data.streams)} "
@@ -90,7 +96,7 @@ def _single_stream(config, data: Description, arguments: dict) -> nnx.Module:
     )
 
 
-def _geotransolver(config: GeoTransolverConfig, data: Description, arguments: dict) -> nnx.Module:
+def _geotransolver(config: GeoTransolverConfig, data: Description, arguments: dict) -> Model:
     geometry = data.geometry
     if config.include_local_features:
         if geometry is None:
@@ -122,11 +128,12 @@ def cache_neighbors(config: ExperimentConfig, dataset: Dataset) -> None:
     model, data = config.model, config.data
     if not (isinstance(data, StoreConfig) and data.cache_neighbors):
         return
-    if not getattr(model, "include_local_features", False):
+    if not (isinstance(model, GeoTransolverConfig) and model.include_local_features):
         return
     from experiments.meshes.neighbor_cache import NeighborCache
 
-    for split in dataset.splits.values():
+    splits: Iterable[Any] = dataset.splits.values()
+    for split in splits:
         if not split.is_drawn:
             radius, count = max(model.radii), max(model.neighbors_in_radius)
             split.neighbors = NeighborCache(split, radius, count)
@@ -142,6 +149,6 @@ def describe_mesh(mesh: jax.sharding.Mesh) -> str:
     return f"{sizes} ({devices} {kind} device{'s' if devices > 1 else ''}{of})"
 
 
-def count_parameters(params) -> int:
+def count_parameters(params: PyTree) -> int:
     """Number of weights."""
     return sum(leaf.size for leaf in jax.tree.leaves(params))

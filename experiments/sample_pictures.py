@@ -2,7 +2,7 @@
 
 import io
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int, Shaped, UInt8
@@ -100,7 +100,7 @@ def render_points(
     return draw(positions[shown], colourings, _Frame(heading, titles, bars))
 
 
-def _check(positions, truth, prediction) -> None:
+def _check(positions: np.ndarray, truth: np.ndarray, prediction: np.ndarray) -> None:
     if positions.ndim != 2 or positions.shape[1] not in (2, 3) or len(positions) == 0:
         raise ValueError(
             f"positions: expected shape (N, 2) or (N, 3) with N > 0; got {positions.shape}"
@@ -117,12 +117,12 @@ def _colour_map(name: str) -> Colormap:
     return colormaps[name].with_extremes(bad="0.6")
 
 
-def _relative_l2(error, truth) -> str:
+def _relative_l2(error: np.ndarray, truth: np.ndarray) -> str:
     size = np.linalg.norm(truth)
     return f"{np.linalg.norm(error) / size:.4g}" if size > 0 else "undefined, truth is 0"
 
 
-def _error_title(error) -> str:
+def _error_title(error: np.ndarray) -> str:
     finite = np.abs(error[np.isfinite(error)])
     return f"error, largest {finite.max():.3g}" if finite.size else "error, none of it finite"
 
@@ -136,7 +136,7 @@ def _wider(low: float, high: float) -> tuple[float, float]:
     return low - margin, high + margin
 
 
-def _error_bound(error, span: float) -> float:
+def _error_bound(error: np.ndarray, span: float) -> float:
     """End of the error's colours: all but the largest errors, which would hide the others."""
     sizes = np.abs(error[np.isfinite(error)])
     if not sizes.any():
@@ -164,7 +164,7 @@ def _in_slab(positions: Float[np.ndarray, "N 3"]) -> Bool[np.ndarray, " N"]:
     return distance <= half
 
 
-def _neighbours(points, count: int) -> tuple[np.ndarray, np.ndarray]:
+def _neighbours(points: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
     """Distances and indices of the nearest points of each point, itself among them."""
     order = np.arange(1, min(count, len(points)) + 1)
     return cKDTree(points).query(points, k=order)
@@ -178,7 +178,7 @@ def _spacing(distances: Float[np.ndarray, "N k"]) -> Float[np.ndarray, " N"]:
     return distances[:, min(6, distances.shape[1] - 1)]
 
 
-def _draw_flat(positions, colourings: list[Colours], frame: _Frame) -> bytes:
+def _draw_flat(positions: np.ndarray, colourings: list[Colours], frame: _Frame) -> bytes:
     """Points of a plane, or of a slab as seen along its thickness."""
     names = list("xyz"[: positions.shape[1]])
     if len(names) == 3:
@@ -221,7 +221,7 @@ def _view(positions: Float[np.ndarray, "N 2"]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _nearest_points(
-    positions: Float[np.ndarray, "N 2"], low, high, shape
+    positions: Float[np.ndarray, "N 2"], low: np.ndarray, high: np.ndarray, shape: tuple[int, int]
 ) -> tuple[Int[np.ndarray, "h w"], Bool[np.ndarray, "h w"]]:
     """The point nearest to each pixel, and whether it is so near that its disc covers the pixel.
 
@@ -241,7 +241,7 @@ def _nearest_points(
     return nearest, distance <= radii[nearest]
 
 
-def _draw_surface(positions, colourings: list[Colours], frame: _Frame) -> bytes:
+def _draw_surface(positions: np.ndarray, colourings: list[Colours], frame: _Frame) -> bytes:
     """Points of a surface, as seen by a camera."""
     low, high = positions.min(0), positions.max(0)
     # In single precision, which graphics have, only after they are around the origin.
@@ -270,7 +270,7 @@ def _scatter_painter(points: Float[np.ndarray, "N 3"], colours: Colours) -> Pain
     elevation = np.degrees(np.arcsin(_TOWARDS_CAMERA[2]))
     azimuth = np.degrees(np.arctan2(_TOWARDS_CAMERA[1], _TOWARDS_CAMERA[0]))
 
-    def paint(axis: Axes) -> None:
+    def paint(axis: Any) -> None:
         axis.scatter(*points.T, c=colours, s=area, linewidths=0, depthshade=False)
         axis.set_box_aspect(np.maximum(np.ptp(points, axis=0), 0.1), zoom=1.3)
         axis.view_init(elev=elevation, azim=azimuth)
@@ -313,7 +313,7 @@ def _rendered(
     images = []
     # Without a display VTK warns of it before it takes another way.
     with pyvista.vtk_verbosity("error"):
-        plotter = pyvista.Plotter(off_screen=True, window_size=size, lighting="none")
+        plotter = pyvista.Plotter(off_screen=True, window_size=list(size), lighting="none")
         try:
             plotter.background_color = "white"
             camera = plotter.camera

@@ -2,6 +2,7 @@
 
 import math
 import sys
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -524,7 +525,7 @@ def check_values(config: ExperimentConfig) -> None:
         ValueError: names the first of them.
     """
 
-    def check(name: str, value: Any, allowed) -> None:
+    def check(name: str, value: Any, allowed: Collection) -> None:
         if value not in allowed:
             raise ValueError(f"{name}: expected one of {', '.join(allowed)}; got {value!r}")
 

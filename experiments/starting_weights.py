@@ -1,21 +1,24 @@
 """The weights of another run, from which a fine-tuning starts."""
 
 from pathlib import Path
+from typing import Any
 
 import jax.numpy as jnp
 from flax import nnx
 from flax.traverse_util import flatten_dict, unflatten_dict
+from jaxtyping import Array
 
 from experiments.batch import Statistics
 from experiments.description import Description
 from experiments.export import restore_run
+from experiments.models import Model
 from experiments.schema import FinetuneConfig
 from experiments.weight_groups import Names, names_of
 from parallel.parameters import place_parameters
 
 
 def take_weights(
-    config: FinetuneConfig, model: nnx.Module, description: Description
+    config: FinetuneConfig, model: Model, description: Description
 ) -> Statistics | None:
     """Gives a model the weights of the run that it is to start from, in place.
 
@@ -77,5 +80,5 @@ def _refuse_more(run: Path, given: dict, params: dict) -> None:
         )
 
 
-def _names(path, leaf) -> list[str]:
+def _names(path: tuple[Any, ...], leaf: Array) -> list[str]:
     return names_of(path, leaf.shape)

@@ -15,6 +15,7 @@ from experiments.logs import say
 from experiments.run import describe_mesh
 from experiments.training_run import TrainingRun
 from geotransolver_jax.concrete_dropout import dropout_rates
+from parallel.parameters import split_weights
 
 SUMMARY_FILE = "summary.json"
 PICTURE_FILE = "predictions.png"
@@ -64,7 +65,7 @@ def finish(run: TrainingRun) -> dict[str, Any]:
 
 def _dropout_rates(run: TrainingRun) -> dict[str, float]:
     """The learned rates of concrete dropouts, if the model has any."""
-    graph, _, rest = nnx.split(run.model, nnx.Param, ...)
+    graph, _, rest = split_weights(run.model)
     return dropout_rates(nnx.merge(graph, run.state.evaluated_params, rest))
 
 

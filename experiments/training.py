@@ -10,18 +10,19 @@ import optax
 from flax import nnx
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PyTree
 
 from experiments.adapters import merged
 from experiments.batch import Batch, Statistics
 from experiments.field_errors import field_errors
 from experiments.finetuning import Tuning
+from experiments.models import Model
 from experiments.prediction import predict
 from experiments.weight_groups import Rates, replaced
 from geotransolver_jax.concrete_dropout import regularization_loss
 from parallel import masked_sum
 from parallel import mesh as mesh_lib
-from parallel.parameters import partition_specs
+from parallel.parameters import partition_specs, split_weights
 
 # Numbers of skipped steps that a state remembers.
 SKIPPED_KEPT = 8
@@ -71,7 +72,9 @@ class StepMetrics(NamedTuple):
 
 
 def relative_l2(
-    prediction: Float[Array, "B N C"], target: Float[Array, "B N C"], point_mask=None
+    prediction: Float[Array, "B N C"],
+    target: Float[Array, "B N C"],
+    point_mask: Array | None = None,
 ) -> Float[Array, "B C"]:
     """`||prediction - target|| / ||target||` of each sample and field, over its real points.
 
@@ -85,7 +88,7 @@ def relative_l2(
 
 
 def abstract_state(
-    model: nnx.Module,
+    model: Model,
     optimizer: optax.GradientTransformation,
     statistics: Statistics,
     seed: int,
@@ -120,7 +123,7 @@ def abstract_state(
         )
     }
 
-    def lay_out(path, leaf):
+    def lay_out(path: tuple[Any, ...], leaf: Any) -> Any:
         """A leaf lies as the parameter whose path ends its own; any other is replicated."""
         ends = (specs.get(jax.tree_util.keystr(path[start:])) for start in range(len(path)))
         spec = next((spec for spec in ends if spec is not None and len(spec) == leaf.ndim), P())
@@ -148,7 +151,7 @@ def _over_data(spec: P, shape: tuple[int, ...]) -> P:
 
 
 def initial_state(
-    model: nnx.Module,
+    model: Model,
     optimizer: optax.GradientTransformation,
     statistics: Statistics,
     seed: int,
@@ -159,7 +162,7 @@ def initial_state(
 ) -> TrainState:
     """The state before the first step, placed on the mesh; arguments as `abstract_state`."""
     params = nnx.to_pure_dict(nnx.state(model, nnx.Param))
-    options = dict(average=average, tuning=tuning)
+    options: dict[str, Any] = dict(average=average, tuning=tuning)
     make = partial(_make_state, optimizer=optimizer, seed=seed, **options)
     state = abstract_state(model, optimizer, statistics, seed, shard=shard, **options)
     return jax.jit(make, out_shardings=layout_of(state))(params, statistics)
@@ -172,14 +175,20 @@ def layout_of(state: TrainState) -> TrainState:
     another kind than it took, and the second step would be compiled again.
     """
 
-    def on_mesh(leaf):
+    def on_mesh(leaf: Any) -> NamedSharding | None:
         return leaf.sharding if isinstance(leaf.sharding, NamedSharding) else None
 
     return jax.tree.map(on_mesh, state)
 
 
 def _make_state(
-    params, statistics, *, optimizer, seed: int, average: bool, tuning: Tuning | None
+    params: PyTree,
+    statistics: Statistics,
+    *,
+    optimizer: optax.GradientTransformation,
+    seed: int,
+    average: bool,
+    tuning: Tuning | None,
 ) -> TrainState:
     if tuning is not None:
         params = tuning.start(params, jax.random.key(seed))
@@ -197,7 +206,7 @@ def _make_state(
 
 
 def make_step(
-    model: nnx.Module,
+    model: Model,
     optimizer: optax.GradientTransformation,
     ema_decay: float | None,
     state: TrainState,
@@ -221,10 +230,12 @@ def make_step(
     Returns:
         A function of the state, which it consumes, and the batches whose gradients are averaged.
     """
-    graph, _, rest = nnx.split(model, nnx.Param, ...)
+    graph, _, rest = split_weights(model)
     rates = _rates(tuning)
 
-    def loss(trained, params, statistics, key, batch):
+    def loss(
+        trained: PyTree, params: PyTree, statistics: Statistics, key: Array, batch: Batch
+    ) -> Array:
         params = merged(replaced(params, trained))
         model = nnx.merge(graph, params, jax.tree.map(lambda leaf: leaf, rest))
         nnx.reseed(model, dropout=key)
@@ -242,12 +253,12 @@ def make_step(
         key = jax.random.fold_in(jax.random.wrap_key_data(state.key), state.step)
         trained = rates.trained(state.params)
 
-        def differentiate(index, batch):
+        def differentiate(index: int | Array, batch: Batch) -> PyTree:
             return jax.value_and_grad(loss)(
                 trained, state.params, state.statistics, jax.random.fold_in(key, index), batch
             )
 
-        def accumulate(sums, indexed_batch):
+        def accumulate(sums: PyTree, indexed_batch: tuple[Array, Batch]) -> tuple[PyTree, None]:
             return jax.tree.map(jnp.add, sums, differentiate(*indexed_batch)), None
 
         if len(batches) == 1:
@@ -292,16 +303,16 @@ def _unless_bad(old: TrainState, new: TrainState, good: jax.Array, *, skip: bool
     )
 
 
-def make_evaluation(model: nnx.Module) -> Callable[[Any, Statistics, Batch], tuple]:
+def make_evaluation(model: Model) -> Callable[[Any, Statistics, Batch], tuple]:
     """Compiles the prediction of a batch, in evaluation mode, and its errors.
 
     Returns:
         A function of weights, statistics and a batch: the prediction of each stream in the units
         of its targets, and the `FieldErrors` of all their fields.
     """
-    graph, _, rest = nnx.split(model, nnx.Param, ...)
+    graph, _, rest = split_weights(model)
 
-    def evaluate(params, statistics, batch):
+    def evaluate(params: PyTree, statistics: Statistics, batch: Batch) -> Any:
         model = nnx.merge(graph, params, rest)
         model.eval()
         prediction = predict(model, statistics, batch)

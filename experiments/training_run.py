@@ -6,6 +6,7 @@ import signal
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -38,7 +39,7 @@ class TrainingRun:
 
     def __init__(
         self, config: ExperimentConfig, folder: Path, dataset: Dataset, mesh: jax.sharding.Mesh
-    ):
+    ) -> None:
         self.config, self.folder, self.dataset, self.mesh = config, folder, dataset, mesh
         self.model = build_model(config.model, dataset.description, config.train.seed)
         cache_neighbors(config, dataset)
@@ -57,7 +58,7 @@ class TrainingRun:
         )
         self.evaluate = make_evaluation(self.model)
         arguments = (self.model, self.optimizer)
-        options = dict(
+        options: dict[str, Any] = dict(
             average=config.optimizer.ema_decay is not None,
             shard=config.mesh.shard_parameters,
             tuning=self.tuning,
@@ -76,7 +77,8 @@ class TrainingRun:
             self.seconds, self.loader.waited = extra["seconds"], extra["waited"]
         self.parameters = count_parameters(nnx.state(self.model, nnx.Param))
         # Steps that were skipped and samples that were bad, of which has been told.
-        self.skipped, self.bad = int(self.state.skipped), set()
+        self.skipped = int(self.state.skipped)
+        self.bad: set[int] = set()
 
     def _start(self) -> Statistics | None:
         """Takes the weights of another run, if it is to start from those; its statistics."""
@@ -163,7 +165,7 @@ class TrainingRun:
             "optimizer.learning_rate in another folder, or train.on_nonfinite=skip"
         )
 
-    def _require_finite(self, name: str, value, step: int) -> None:
+    def _require_finite(self, name: str, value: Any, step: int) -> None:
         """Ends a run that has diverged before it is saved."""
         if not np.isfinite(value):
             raise ValueError(

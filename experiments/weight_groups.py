@@ -5,7 +5,7 @@ in one array for all, and are named by their number: `blocks.3.attention.project
 may hold some of them and not the others.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -34,7 +34,7 @@ def names_of(path: Path, shape: Sequence[int]) -> list[str]:
 class Names:
     """The names that patterns are held against."""
 
-    def __init__(self, names: Iterable[str]):
+    def __init__(self, names: Iterable[str]) -> None:
         self._names = list(names)
 
     def matched(self, option: str, patterns: Iterable[str]) -> set[str]:
@@ -61,7 +61,7 @@ class Rates:
     Without any factor, all weights train at the optimizer's own rate.
     """
 
-    def __init__(self, factors: Mapping[Path, np.ndarray] | None = None):
+    def __init__(self, factors: Mapping[Path, np.ndarray] | None = None) -> None:
         """Takes the factors.
 
         Args:
@@ -85,12 +85,12 @@ class Rates:
             values = [factors.get(name, 1.0) for name in names_of(path, leaf.shape)]
             stacked = path[:2] == _STACK
             shape = (-1,) + (1,) * (len(leaf.shape) - 1) if stacked else ()
-            found[path] = np.reshape(np.float32(values), shape)
+            found[path] = np.reshape(np.asarray(values, np.float32), shape)
         if not any(np.any(values) for values in found.values()):
             raise ValueError("finetune: expected a weight that trains; got all frozen")
         return cls({path: values for path, values in found.items() if np.any(values != 1)})
 
-    def trained(self, params: Mapping[str, Any]) -> dict[str, Any]:
+    def trained(self, params: Mapping[str, Any]) -> Mapping[str, Any]:
         """The weights that train, in whole or in part; the others are not in the tree."""
         if not self._factors:
             return params
@@ -99,17 +99,17 @@ class Rates:
             {path: leaf for path, leaf in flat.items() if np.any(self._factors.get(path, 1))}
         )
 
-    def gradient(self, gradient: Mapping[str, Any]) -> dict[str, Any]:
+    def gradient(self, gradient: Mapping[str, Any]) -> Mapping[str, Any]:
         """A gradient without that of blocks that do not train: it counts in no norm or moment."""
         return self._mapped(
             lambda leaf, factor: jnp.where(factor == 0, jnp.zeros((), leaf.dtype), leaf), gradient
         )
 
-    def updates(self, updates: Mapping[str, Any]) -> dict[str, Any]:
+    def updates(self, updates: Mapping[str, Any]) -> Mapping[str, Any]:
         """The optimizer's updates at the rate of each weight."""
         return self._mapped(lambda leaf, factor: (leaf * factor).astype(leaf.dtype), updates)
 
-    def _mapped(self, function, tree: Mapping[str, Any]) -> dict[str, Any]:
+    def _mapped(self, function: Callable[..., Any], tree: Mapping[str, Any]) -> Mapping[str, Any]:
         if not self._factors:
             return tree
         return unflatten_dict(
@@ -128,7 +128,7 @@ class Rates:
         )
 
 
-def replaced(params: Mapping[str, Any], part: Mapping[str, Any]) -> dict[str, Any]:
+def replaced(params: Mapping[str, Any], part: Mapping[str, Any]) -> Mapping[str, Any]:
     """Weights with those of a part of the tree in their place."""
     if jax.tree.structure(params) == jax.tree.structure(part):
         return part

@@ -7,22 +7,24 @@ thousand numbers, can be kept, and any further point be predicted from that alon
 import json
 import zlib
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, Float, Key, PyTree
 
 from experiments.batch import Batch, Cloud, Sample, Statistics, Stream
 from experiments.files import write_atomically
 from experiments.fingerprints import fingerprints
+from experiments.models import Model
 from experiments.neighborhoods import nearest_within
 from experiments.prediction import COORDINATES, model_inputs, positions
-from flare_jax.phases import Phases
+from flare_jax.phases import Enter, Leave, Phases
 from geotransolver_jax import GeoTransolver
 from parallel.neighbors import Neighbors
-from parallel.points import padded_size, place
+from parallel.on_host import points_to_host
+from parallel.points import padded_size, place, to_host
 
 # Points that go through a layer at a time, for each device that shares them.
 POINTS_AT_ONCE = 2**17
@@ -47,7 +49,7 @@ class CloudState(NamedTuple):
 
     def save(self, path: Path) -> None:
         """Writes it as an `.npz` file."""
-        arrays = {f"latents_{i}": values for i, values in enumerate(self.latents)}
+        arrays: dict[str, Any] = {f"latents_{i}": values for i, values in enumerate(self.latents)}
         rest = self._asdict()
         del rest["latents"]
         arrays |= {name: values for name, values in rest.items() if values is not None}
@@ -79,8 +81,8 @@ class WholeCloud:
     """A trained model, compiled for parts of clouds on the mesh of the context."""
 
     def __init__(
-        self, model: nnx.Module, statistics: Statistics, points_at_once: int | None = None
-    ):
+        self, model: Model, statistics: Statistics, points_at_once: int | None = None
+    ) -> None:
         """Takes the weights that the model has now.
 
         Args:
@@ -130,7 +132,7 @@ class WholeCloud:
                 self._phases.latents_of_cloud(parts, enter, leave, context, keys[1 + stream])
             )
             fields.append(out)
-        held = None if context is None else np.asarray(context)
+        held = None if context is None else to_host(context)
         return fields, CloudState(
             tuple(states), self._number, held, sample.geometry, sample.global_embedding
         )
@@ -153,21 +155,24 @@ class WholeCloud:
         self._phases.points_alone(parts, enter, leave, state.latents[stream], state.context)
         return out
 
-    def _passes(self, stream: int, cloud: Cloud, around: Batch):
+    def _passes(
+        self, stream: int, cloud: Cloud, around: Batch
+    ) -> tuple[int, Enter, Leave, np.ndarray]:
         total = len(cloud.embedding)
         size = min(self._at_once, padded_size(_rounded(total)))
         width = len(self._statistics.streams[stream].target.mean)
         out = np.empty((total, width), np.float32)
 
-        def enter(number: int):
+        def enter(number: int) -> tuple[Array, Array | None]:
             rows = slice(number * size, (number + 1) * size)
-            part = Stream(*(_part(getattr(cloud, name), rows, size) for name in _PARTS))
+            parts: Any = (_part(getattr(cloud, name), rows, size) for name in _PARTS)
+            part = Stream(*parts)
             mask = place(np.arange(rows.start, rows.stop)[None] < total)
             part = part._replace(mask=mask)
             return self._enter(self._weights, stream, part, around, self._statistics), mask
 
-        def leave(number: int, x) -> None:
-            fields = np.asarray(self._leave(self._weights, stream, x, self._statistics))[0]
+        def leave(number: int, x: Array) -> None:
+            fields = points_to_host(self._leave(self._weights, stream, x, self._statistics))[0]
             start = number * size
             out[start : start + size] = fields[: total - start]
 
@@ -185,7 +190,7 @@ class WholeCloud:
             tokens = place(sample.global_embedding[None], split_points=False)
         return Batch((), geometry, mask, tokens)
 
-    def _context_of(self, sample: Sample, around: Batch, key):
+    def _context_of(self, sample: Sample, around: Batch, key: Array | None) -> Array | None:
         if not isinstance(self._model, GeoTransolver):
             return None
         clouds = None
@@ -197,12 +202,15 @@ class WholeCloud:
             ]
         return self._context(self._weights, clouds, around, self._statistics, key)
 
-    def _around_geometry(self, stream: int, cloud: Cloud, geometry, size: int):
+    def _around_geometry(
+        self, stream: int, cloud: Cloud, geometry: np.ndarray, size: int
+    ) -> tuple[Array, Array, Neighbors]:
         """The points of a stream near the geometry, and which are near each of its points.
 
         Other points of the cloud, however many, do not come into the context.
         """
-        scales = self._model.context.local[stream]
+        model: Any = self._model
+        scales = model.context.local[stream]
         points = np.ascontiguousarray(positions(cloud), np.float32)
         queries = np.ascontiguousarray(geometry[:, :COORDINATES], np.float32)
         found = nearest_within(queries, points, scales.radius, scales.count)
@@ -222,8 +230,10 @@ class WholeCloud:
         mask = place(np.arange(length)[None] < len(used))
         return _part(points[used], slice(0, length), length), mask, near
 
-    def _entered(self, weights, stream: int, part: Stream, around: Batch, statistics: Statistics):
-        model = nnx.merge(self._graph, weights)
+    def _entered(
+        self, weights: PyTree, stream: int, part: Stream, around: Batch, statistics: Statistics
+    ) -> Array:
+        model: Any = nnx.merge(self._graph, weights)
         statistics = statistics._replace(streams=(statistics.streams[stream],))
         inputs = model_inputs(model, statistics, around._replace(streams=(part,)))
         if not isinstance(model, GeoTransolver):
@@ -236,14 +246,16 @@ class WholeCloud:
             features = model.context.local_features(*arguments)
         return model.enter(stream, inputs["local_embedding"], part.mask, features)
 
-    def _left(self, weights, stream: int, x, statistics: Statistics):
-        model = nnx.merge(self._graph, weights)
+    def _left(self, weights: PyTree, stream: int, x: Array, statistics: Statistics) -> Array:
+        model: Any = nnx.merge(self._graph, weights)
         own = (stream,) if isinstance(model, GeoTransolver) else ()
         fields = model.leave(*own, x, None).astype(np.float32)
         return statistics.streams[stream].target.restore(fields)
 
-    def _made_context(self, weights, clouds, around: Batch, statistics: Statistics, key):
-        model = nnx.merge(self._graph, weights)
+    def _made_context(
+        self, weights: PyTree, clouds: Any, around: Batch, statistics: Statistics, key: Array | None
+    ) -> Array | None:
+        model: Any = nnx.merge(self._graph, weights)
         statistics = statistics._replace(streams=())
         inputs = model_inputs(model, statistics, around)
         geometry = inputs.get("geometry")
@@ -258,7 +270,7 @@ class WholeCloud:
 _PARTS = ("embedding", "target", "fx", "positions")
 
 
-def _part(values: np.ndarray | None, rows: slice, size: int):
+def _part(values: np.ndarray | None, rows: slice, size: int) -> Array | None:
     """A batch of one sample: some rows of an array, padded to `size`."""
     if values is None:
         return None

@@ -11,15 +11,18 @@ methods. Points of structured grids also meet in convolutions, and cannot come i
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Key
+from jaxtyping import Array, Bool, Float, Key, PyTree
 
-from parallel.points import place
+from flare_jax.block import BlockStack
+from parallel.annotations import AnyArray
+from parallel.on_host import OnHost
+from parallel.points import to_host
 
 Mask = Bool[Array, "B n"] | None
 # Makes the points of a part as the first block takes them, and their mask, from its number.
@@ -28,10 +31,17 @@ Enter = Callable[[int], tuple[Float[Array, "B n C"], Mask]]
 Leave = Callable[[int, Float[Array, "B n C"]], None]
 
 
+@runtime_checkable
+class Stacked(Protocol):
+    """A model whose points go through a stack of blocks."""
+
+    stack: BlockStack
+
+
 class Phases:
     """The blocks of a model, compiled for parts of one cloud."""
 
-    def __init__(self, model: nnx.Module):
+    def __init__(self, model: Stacked) -> None:
         """Takes the weights that the model has now."""
         self._graph, self._weights = nnx.split(model)
         self.depth = model.stack.depth
@@ -47,7 +57,7 @@ class Phases:
         parts: int,
         enter: Enter,
         leave: Leave,
-        context=None,
+        context: PyTree = None,
         key: Key[Array, ""] | None = None,
     ) -> Float[np.ndarray, "L B H S D"]:
         """Sends all parts of a cloud through all layers.
@@ -66,22 +76,24 @@ class Phases:
         gathered: list[Any] = [None] * parts
         states = []
 
-        def keep(number: int, x, mask, part) -> None:
-            held[number], gathered[number] = (np.asarray(x), mask), part
+        def keep(number: int, x: Array, mask: Array | None, part: PyTree) -> None:
+            held[number], gathered[number] = (OnHost(x), mask), jax.tree.map(to_host, part)
 
-        def first(number: int):
+        def first(number: int) -> tuple[Array, Array | None, PyTree]:
             x, mask = enter(number)
             return x, mask, self._gather(self._weights, x, mask)
 
         _one_behind(parts, first, keep)
         for layer in range(self.depth):
-            merged = jnp.asarray(self._merge(gathered), gathered[0][0].dtype)
+            merged = np.asarray(self._merge(gathered), gathered[0][0].dtype)
             states.append(self._latents(self._weights, layer, merged, context))
             latents, last = states[-1], layer == self.depth - 1
 
-            def go_on(number: int, layer=layer, latents=latents, last=last):
-                x, mask = held[number]
-                x, held[number] = place(x), None
+            def go_on(
+                number: int, layer: int = layer, latents: Array = latents, last: bool = last
+            ) -> tuple:
+                on_host, mask = held[number]
+                x, held[number] = on_host.on_devices(), None
                 own = None if key is None else jax.random.fold_in(key, layer * parts + number)
                 if last:
                     return self._advance_last(self._weights, x, mask, latents, context, own), mask
@@ -92,7 +104,7 @@ class Phases:
                 _one_behind(parts, go_on, lambda number, x, mask: leave(number, x))
             else:
                 _one_behind(parts, go_on, keep)
-        return np.stack([np.asarray(state) for state in states])
+        return np.stack([to_host(state) for state in states])
 
     def points_alone(
         self,
@@ -100,34 +112,55 @@ class Phases:
         enter: Enter,
         leave: Leave,
         latents: Float[np.ndarray, "L B H S D"],
-        context,
+        context: PyTree,
     ) -> None:
         """Sends points through all layers whose latents are known; arguments as before."""
 
-        def through(number: int):
+        def through(number: int) -> tuple[Array]:
             x, mask = enter(number)
             return (self._all(self._weights, x, mask, latents, context),)
 
         _one_behind(parts, through, leave)
 
-    def _block(self, weights, layer):
+    def _block(self, weights: PyTree, layer: int | Array) -> Any:
         return nnx.merge(self._graph, weights).stack.block(layer)
 
-    def _gather_first(self, weights, x, mask):
+    def _gather_first(self, weights: PyTree, x: Array, mask: Array | None) -> PyTree:
         return self._block(weights, 0).gather(x, mask)
 
-    def _make_latents(self, weights, layer, merged, context):
+    def _make_latents(
+        self, weights: PyTree, layer: int | Array, merged: AnyArray, context: PyTree
+    ) -> Array:
         return self._block(weights, layer).attention.latents(merged, context)
 
-    def _through_block(self, weights, layer, x, mask, latents, context, key):
+    def _through_block(
+        self,
+        weights: PyTree,
+        layer: int | Array,
+        x: Array,
+        mask: Array | None,
+        latents: Array,
+        context: PyTree,
+        key: Key[Array, ""] | None,
+    ) -> tuple[Array, PyTree]:
         x = self._block(weights, layer).advance(x, latents, mask, context, key)
         return x, self._block(weights, layer + 1).gather(x, mask)
 
-    def _through_last(self, weights, x, mask, latents, context, key):
+    def _through_last(
+        self,
+        weights: PyTree,
+        x: Array,
+        mask: Array | None,
+        latents: Array,
+        context: PyTree,
+        key: Key[Array, ""] | None,
+    ) -> Array:
         return self._block(weights, self.depth - 1).advance(x, latents, mask, context, key)
 
-    def _through_all(self, weights, x, mask, latents, context):
-        def advance(x, layer):
+    def _through_all(
+        self, weights: PyTree, x: Array, mask: Array | None, latents: Array, context: PyTree
+    ) -> Array:
+        def advance(x: Array, layer: tuple[Array, Array]) -> tuple[Array, None]:
             number, own = layer
             return self._block(weights, number).advance(x, own, mask, context), None
 

@@ -1,18 +1,21 @@
 """Point clouds and grids on the mesh: padding, placing, masks, and the way back to the host."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, overload
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Shaped
+from jax.typing import ArrayLike
+from jaxtyping import Array, Bool, Int, Shaped
 
 from parallel import mesh as mesh_lib
+from parallel.annotations import AnyArray, Index, Integer, Size
 from parallel.mesh import DATA, POINTS
 
 
-def grid_shape(structured_shape: Sequence[int]) -> tuple[int, ...]:
+def grid_shape(structured_shape: Sequence[Integer]) -> tuple[int, ...]:
     """The shape of a structured grid, as a tuple.
 
     Raises:
@@ -21,34 +24,35 @@ def grid_shape(structured_shape: Sequence[int]) -> tuple[int, ...]:
     wrong = ValueError(
         f"structured_shape: expected 2 or 3 positive integers; got {structured_shape!r}"
     )
-    if isinstance(structured_shape, str) or np.ndim(structured_shape) != 1:
+    given: Any = structured_shape
+    if isinstance(given, str) or np.ndim(given) != 1:
         raise wrong
-    sizes = list(structured_shape)
+    sizes = list(given)
     if len(sizes) not in (2, 3) or not all(_is_count(size) for size in sizes):
         raise wrong
     return tuple(int(size) for size in sizes)
 
 
-def _is_count(value) -> bool:
+def _is_count(value: ArrayLike) -> bool:
     """Whether a value is one positive integer, of Python, NumPy or JAX."""
     value = np.asarray(value)
     return value.ndim == 0 and value.dtype.kind in "iu" and bool(value >= 1)
 
 
-def padded_size(size: int) -> int:
+def padded_size(size: Size) -> Size:
     """The smallest multiple of the `points` axis that holds `size` points, or rows of a grid."""
     shards = mesh_lib.axis_size(POINTS)
     return -(-size // shards) * shards
 
 
 def shard_points(
-    x: Float[Array, "B N C"] | Sequence[Float[Array, "N_i C"]],
-    structured_shape: Sequence[int] | None = None,
+    x: Shaped[AnyArray, "B N *C"] | Sequence[Shaped[AnyArray, "_N_i *_C"]],
+    structured_shape: Sequence[Integer] | None = None,
     *,
     batch: int | None = None,
     first_row: int = 0,
     length: int | None = None,
-) -> tuple[Float[Array, "B N_padded C"], Bool[Array, "B N_padded"]]:
+) -> tuple[Shaped[Array, "B N_padded *C"], Bool[Array, "B N_padded *_"]]:
     """Pads the points of a batch to a multiple of the `points` axis and places them on the mesh.
 
     Axis 0 goes over `data`, the points over `points`. Without a mesh nothing is split, and only
@@ -76,35 +80,37 @@ def shard_points(
             width, an empty sample or one longer than `length`, or a batch that does not divide over
             `data`.
     """
-    x, lengths = _stack(x)
-    grid = None if structured_shape is None else _check_grid(x, grid_shape(structured_shape))
-    batch = x.shape[0] if batch is None else batch
+    array, lengths = _stack(x)
+    grid = None if structured_shape is None else _check_grid(array, grid_shape(structured_shape))
+    batch = array.shape[0] if batch is None else batch
     _check_batch(batch)
 
-    if length is not None and (grid is not None or not _is_count(length) or length < x.shape[1]):
+    if length is not None and (
+        grid is not None or not _is_count(length) or length < array.shape[1]
+    ):
         raise ValueError(
-            f"shard_points: length: expected at least the {x.shape[1]} points of the longest "
+            f"shard_points: length: expected at least the {array.shape[1]} points of the longest "
             f"sample, of a cloud; got {length!r}"
         )
     if grid is None:
-        layout, points_a_row = x.shape[1:2], 1
-        rows = x.shape[1] if length is None else int(length)
-    elif x.ndim == 3:
-        layout, rows, points_a_row = (x.shape[1],), grid[0], math.prod(grid[1:])
+        layout, points_a_row = array.shape[1:2], 1
+        rows = array.shape[1] if length is None else int(length)
+    elif array.ndim == 3:
+        layout, rows, points_a_row = array.shape[1:2], grid[0], math.prod(grid[1:])
     else:
         layout, rows, points_a_row = grid, grid[0], 1
     extra = padded_size(rows) * points_a_row - layout[0]
 
-    mask = np.zeros((x.shape[0], layout[0] + extra, *layout[1:]), dtype=bool)
-    for sample, length in enumerate(lengths):
-        mask[sample, :length] = True
-    return place(pad_axis(x, 1, extra), batch, first_row), place(mask, batch, first_row)
+    mask = np.zeros((array.shape[0], layout[0] + extra, *layout[1:]), dtype=bool)
+    for sample, real in enumerate(lengths):
+        mask[sample, :real] = True
+    return place(pad_axis(array, 1, extra), batch, first_row), place(mask, batch, first_row)
 
 
 def unshard_points(
-    y: Float[Array, "B N_padded C"],
-    num_points: int | Sequence[int] | None = None,
-    structured_shape: Sequence[int] | None = None,
+    y: Shaped[AnyArray, "B N_padded *C"],
+    num_points: Integer | Sequence[Integer] | Int[AnyArray, "*_"] | None = None,
+    structured_shape: Sequence[Integer] | None = None,
 ) -> np.ndarray | list[np.ndarray]:
     """Brings points back to the host and drops the padding that `shard_points` added.
 
@@ -132,13 +138,15 @@ def unshard_points(
             "unshard_points: expected num_points=, the real number of points; got None"
         )
 
-    counts = None if np.ndim(num_points) == 0 else list(num_points)
-    if counts is not None and len(counts) != y.shape[0]:
+    given: Any = num_points
+    single = np.ndim(given) == 0
+    counts = [given] if single else list(given)
+    if not single and len(counts) != y.shape[0]:
         raise ValueError(
             f"unshard_points: expected one num_points for each of {y.shape[0]} samples, "
             f"got {len(counts)}"
         )
-    for count in [num_points] if counts is None else counts:
+    for count in counts:
         if not _is_count(count):
             raise ValueError(
                 f"unshard_points: num_points: expected positive integers, got {num_points!r}"
@@ -149,8 +157,8 @@ def unshard_points(
                 f"shape {tuple(y.shape)}"
             )
     host = to_host(y)
-    if counts is None:
-        return host[:, :num_points]
+    if single:
+        return host[:, : counts[0]]
     return [sample[:count] for sample, count in zip(host, counts, strict=True)]
 
 
@@ -164,10 +172,8 @@ def local_rows(batch: int) -> slice:
     sharding = mesh_lib.sharding(DATA)
     if sharding is None:
         return slice(0, batch)
-    held = [
-        index[0].indices(batch)
-        for index in sharding.addressable_devices_indices_map((batch,)).values()
-    ]
+    indices: Iterable[Index] = sharding.addressable_devices_indices_map((batch,)).values()
+    held = [index[0].indices(batch) for index in indices]
     return slice(min(start for start, _, _ in held), max(stop for _, stop, _ in held))
 
 
@@ -189,7 +195,8 @@ def local_windows(batch: int, length: int) -> dict[int, slice]:
     if sharding is None:
         return {row: slice(0, length) for row in range(batch)}
     windows: dict[int, slice] = {}
-    for rows, points in sharding.addressable_devices_indices_map((batch, length)).values():
+    indices: Iterable[Index] = sharding.addressable_devices_indices_map((batch, length)).values()
+    for rows, points in indices:
         start, stop, _ = points.indices(length)
         for row in range(*rows.indices(batch)):
             had = windows.get(row, slice(start, stop))
@@ -219,7 +226,7 @@ def place_windows(
     first = next(iter(samples.values()))
     dtype = jax.dtypes.canonicalize_dtype(first.dtype)
 
-    def part_of(index):
+    def part_of(index: Index) -> np.ndarray:
         rows, points = range(*index[0].indices(batch)), index[1].indices(length)
         part = np.full((len(rows), points[1] - points[0], *first.shape[1:]), fill, dtype)
         for i, row in enumerate(rows):
@@ -229,11 +236,11 @@ def place_windows(
         return part
 
     whole = (slice(None), slice(None))
-    if jax.sharding.get_abstract_mesh().empty:
+    sharding = mesh_lib.sharding(DATA, POINTS, *[None] * (first.ndim - 1))
+    if sharding is None:
         return jnp.asarray(part_of(whole))
-    axes = (DATA, POINTS, *[None] * (first.ndim - 1))
     shape = (batch, length, *first.shape[1:])
-    return jax.make_array_from_callback(shape, mesh_lib.sharding(*axes), part_of)
+    return jax.make_array_from_callback(shape, sharding, part_of)
 
 
 def place(
@@ -257,15 +264,15 @@ def place(
     axes = (DATA, POINTS if split_points else None, *[None] * (array.ndim - 2))
     if isinstance(array, jax.core.Tracer) or mesh_lib.is_traced():
         return mesh_lib.constrain(jnp.asarray(array), *axes)
-    if jax.sharding.get_abstract_mesh().empty:
+    sharding = mesh_lib.sharding(*axes)
+    if sharding is None:
         return jnp.asarray(array)
     if isinstance(array, jax.Array):
-        return jax.device_put(array, mesh_lib.spec(*axes))
-    sharding = mesh_lib.sharding(*axes)
+        return jax.device_put(array, sharding)
     shape = (array.shape[0] if batch is None else batch, *array.shape[1:])
     dtype = jax.dtypes.canonicalize_dtype(array.dtype)
 
-    def slice_of(index):
+    def slice_of(index: Index) -> np.ndarray:
         rows = index[0].indices(shape[0])
         held = array[rows[0] - first_row : rows[1] - first_row]
         return held[(slice(None), *index[1:])].astype(dtype, copy=False)
@@ -273,7 +280,11 @@ def place(
     return jax.make_array_from_callback(shape, sharding, slice_of)
 
 
-def pad_axis(x: np.ndarray | jax.Array, axis: int, extra: int) -> np.ndarray | jax.Array:
+@overload
+def pad_axis(x: jax.Array, axis: int, extra: Size) -> jax.Array: ...
+@overload
+def pad_axis(x: np.ndarray, axis: int, extra: Size) -> np.ndarray: ...
+def pad_axis(x: AnyArray, axis: int, extra: Size) -> AnyArray:
     """Appends `extra` zero entries to one axis; on the host for a NumPy array."""
     if not extra:
         return x
@@ -282,7 +293,7 @@ def pad_axis(x: np.ndarray | jax.Array, axis: int, extra: int) -> np.ndarray | j
     return np.pad(x, widths) if isinstance(x, np.ndarray) else jnp.pad(x, widths)
 
 
-def _stack(x) -> tuple[np.ndarray | jax.Array, list[int]]:
+def _stack(x: ArrayLike | Sequence[ArrayLike]) -> tuple[np.ndarray | jax.Array, list[int]]:
     """One array (B, N, ...) and the number of real entries of axis 1 in each sample."""
     if not isinstance(x, list | tuple):
         x = _numbers("", x)
@@ -314,7 +325,7 @@ def _stack(x) -> tuple[np.ndarray | jax.Array, list[int]]:
     return np.stack(padded) if on_host else jnp.stack(padded), lengths
 
 
-def _numbers(where: str, x) -> np.ndarray | jax.Array:
+def _numbers(where: str, x: ArrayLike | Sequence[ArrayLike]) -> np.ndarray | jax.Array:
     """An array as it is, or nested sequences of numbers as one."""
     if not isinstance(x, jax.Array):
         try:
@@ -326,7 +337,7 @@ def _numbers(where: str, x) -> np.ndarray | jax.Array:
     return x
 
 
-def _check_grid(x, grid: tuple[int, ...]) -> tuple[int, ...]:
+def _check_grid(x: AnyArray, grid: tuple[int, ...]) -> tuple[int, ...]:
     flat = x.ndim == 3 and x.shape[1] == math.prod(grid)
     spatial = x.ndim == len(grid) + 2 and tuple(x.shape[1:-1]) == grid
     if not flat and not spatial:
@@ -346,9 +357,10 @@ def _check_batch(batch: int) -> None:
         )
 
 
-def to_host(array: jax.Array) -> np.ndarray:
+def to_host(array: AnyArray) -> np.ndarray:
     """An array, whole, as NumPy on every host."""
-    if isinstance(array, jax.Array) and not array.is_fully_addressable:
+    replicated = isinstance(array, jax.Array) and array.is_fully_replicated
+    if isinstance(array, jax.Array) and not (array.is_fully_addressable or replicated):
         from jax.experimental import multihost_utils
 
         return multihost_utils.process_allgather(array, tiled=True)

@@ -44,11 +44,13 @@ def fast(cache: Path) -> dict[str, str]:
     }
 
 
-def launch(cache: Path, *arguments, options=()) -> subprocess.Popen:
-    """Starts a command by `experiments.launch`."""
+def launch(
+    cache: Path, *arguments, processes: int = PROCESSES, devices: int = DEVICES
+) -> subprocess.Popen:
+    """Starts a command by `experiments.launch`, on so many processes of so many devices each."""
     return start(
-        *("-m", "experiments.launch", "--processes", PROCESSES),
-        *("--devices-per-process", DEVICES, *options, "--", *arguments),
+        *("-m", "experiments.launch", "--processes", processes),
+        *("--devices-per-process", devices, "--", *arguments),
         **fast(cache),
     )
 
@@ -60,28 +62,34 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def start_each(cache: Path, *overrides) -> list[subprocess.Popen]:
+def start_each(
+    cache: Path, *overrides, processes: int = PROCESSES, devices: int = DEVICES
+) -> list[subprocess.Popen]:
     """Starts the processes of a training one by one, as hosts do: nobody looks after them."""
     port = free_port()
     return [
         start(
-            *("-m", "experiments.train", *overrides, f"mesh.cpu_devices={DEVICES}"),
+            *("-m", "experiments.train", *overrides, f"mesh.cpu_devices={devices}"),
             f"distributed.coordinator=127.0.0.1:{port}",
-            f"distributed.processes={PROCESSES}",
+            f"distributed.processes={processes}",
             f"distributed.process={number}",
             **fast(cache),
         )
-        for number in range(PROCESSES)
+        for number in range(processes)
     ]
 
 
 def wait_for_step(processes: list[subprocess.Popen], folder: Path, step: int) -> None:
     """Waits until the log of a run has a step."""
-    deadline = time.monotonic() + 200
+    deadline = time.monotonic() + 300
     while max((row["step"] for row in read_log(folder)), default=0) < step:
         ended = [process for process in processes if process.poll() is not None]
         assert not ended, f"ended before step {step}: {ended[0].communicate()}"
-        assert time.monotonic() < deadline, f"no step {step}"
+        if time.monotonic() > deadline:
+            for process in processes:
+                process.kill()
+            told = [process.communicate() for process in processes]
+            raise AssertionError(f"no step {step} in 300 s: {told}")
         time.sleep(0.005)
 
 

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 import two_processes
-from commands import reports_of
+from commands import assert_one_line, reports_of
 from conftest import on_mesh
 
 import parallel
@@ -236,9 +236,9 @@ def test_one_process_holds_every_row():
 
 
 @pytest.fixture(scope="module")
-def processes():
+def processes(tmp_path_factory):
     """The reports of two processes that share a (2, 2, 1) mesh."""
-    return reports_of(two_processes.__file__, 2)
+    return reports_of(two_processes.__file__, 2, tmp_path_factory.mktemp("two"))
 
 
 def test_each_process_reads_only_the_samples_that_its_devices_hold(processes):
@@ -278,3 +278,33 @@ def test_two_processes_evaluate_every_sample_once(processes):
     for process in processes:
         np.testing.assert_array_equal(np.concatenate(process["evaluated_sums"]), expected)
         assert all(len(taken) == 2 for taken in process["evaluated"])
+
+
+def test_a_sample_that_one_process_cannot_read_is_skipped_by_both(processes):
+    split = two_processes.split()
+    taken = np.reshape(take(loader(split), 3), (3, two_processes.BATCH))
+    assert two_processes.SPOILED in taken
+    # The next sample of the split is in its place.
+    taken = np.where(taken == two_processes.SPOILED, two_processes.SPOILED + 1, taken)
+    for process in processes:
+        np.testing.assert_array_equal(process["without_spoiled"], split.fx[taken, :, 0])
+        assert list(process["bad"]) == [str(two_processes.SPOILED)]
+        assert_one_line(process["bad"]["3"], "sample 3: expected readable values")
+
+
+def test_a_file_that_one_process_cannot_read_is_refused_by_both(processes):
+    for process in processes:
+        assert process["refusal"] == "process 1 of 2: there is no such file"
+
+
+def test_points_come_to_every_host_a_few_at_a_time(processes):
+    for process in processes:
+        np.testing.assert_array_equal(process["points"], np.arange(40).reshape(1, 20, 2))
+
+
+def test_a_checkpoint_that_one_process_cannot_read_is_damaged_for_both(processes):
+    for process in processes:
+        step, values, problems = process["newest_readable"]
+        assert (step, values) == (1, [1.0] * 4)
+        (problem,) = problems
+        assert_one_line(problem, "checkpoints/2: the checkpoint is damaged: there is no such disk")

@@ -1,5 +1,6 @@
 """Faults that a run survives, or ends by with one line and its last good state."""
 
+import contextlib
 import errno
 import json
 import re
@@ -12,12 +13,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from commands import TINY, assert_one_line, call
+from saved import saved_steps
 
 from experiments import evaluate, train
 from experiments.checkpoints import Checkpoints
 from experiments.data import GridSplit
 from experiments.faults import only_run_in
 from experiments.fingerprints import fingerprints
+from experiments.logs import RunLog, read_log
 
 pytestmark = pytest.mark.usefixtures("compile_fast")
 
@@ -243,7 +246,10 @@ def small_disk(tmp_path):
     place = tmp_path / "small"
     place.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=300k", "tmpfs", str(place)]
-    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
+    if (
+        shutil.which("mount") is None
+        or subprocess.run(mount, capture_output=True, check=False).returncode
+    ):
         pytest.skip("expected a system where a small disk can be mounted")
     yield place
     subprocess.run(["umount", str(place)], check=True)
@@ -261,4 +267,26 @@ def test_a_full_disk_costs_no_earlier_checkpoint(small_disk):
     assert checkpoints.save(3, small, {}, 0.3) == []
     assert checkpoints.settle() is None
     assert checkpoints.latest() == 3
+    checkpoints.save(4, large, {}, 0.2)
     checkpoints.close()
+    assert saved_steps(small_disk) == [3]
+
+
+def test_a_full_disk_costs_rows_of_the_log_and_nothing_else(small_disk, capsys):
+    log = RunLog(small_disk, 0, 1000, 1)
+    log.write(1, {"loss": 1.0})
+    ballast = (small_disk / "ballast").open("wb", buffering=0)
+    with ballast, contextlib.suppress(OSError):
+        while True:
+            ballast.write(bytes(4096))
+    # More than buffers hold.
+    for step in range(2, 1000):
+        log.write(step, {"loss": 1.0, "gradient_norm": 1.0})
+    log.close()
+    assert capsys.readouterr().out.count("could not be written: No space left on device") == 1
+    (small_disk / "ballast").unlink()
+    before = read_log(small_disk)
+    assert before[0] == {"step": 1, "loss": 1.0}
+    assert len(before) < 200
+    RunLog(small_disk, 1, 1000, 1).close()
+    assert read_log(small_disk) == before[:1]

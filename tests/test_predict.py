@@ -7,15 +7,13 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-from commands import assert_one_line, call
+from commands import assert_one_line, call, start, wait
 
 pyvista = pytest.importorskip("pyvista")
 pytest.importorskip("zarr")
 
 from experiments import convert, evaluate, predict, report, train  # noqa: E402
 from experiments.meshes.store import StoredSample  # noqa: E402
-
-pytestmark = pytest.mark.usefixtures("compile_fast")
 
 TINY = ["model.n_layers=2", "model.n_hidden=16", "model.n_head=2", "model.slice_num=4"]
 STEPS = ["train.steps=2", "train.checkpoint_every=2", "train.batch_size=2"]
@@ -183,6 +181,37 @@ def test_parts_and_devices_change_nothing(place, both_run, tmp_path):
         np.testing.assert_allclose(a[f"{field}_pred"], b[f"{field}_pred"], atol=2e-6 * scale)
 
 
+def test_processes_predict_what_one_does(place, both_run, tmp_path):
+    files = [place / "files" / f"run_{i}" for i in (5, 6)]
+    options = ["--save-state", "--points-at-once", "16", "--mc-dropout-samples", "2"]
+    alone = predicted(both_run, tmp_path / "a", *files, "mesh.points=4", *options)
+    process = start(
+        *("-m", "experiments.launch", "--processes", 2, "--devices-per-process", 2, "--"),
+        *("predict", both_run, *files, "mesh.points=4", *options, "--out", tmp_path / "b"),
+        JAX_DISABLE_MOST_OPTIMIZATIONS="1",
+    )
+    result = wait(process, 200)
+    assert result.code == 0, result.err
+    told = [line for line in result.out.splitlines() if " points in " in line]
+    assert [line.partition(" points in ")[0] for line in told] == [
+        f"[0] {row['file']}: {sum(row['points']):,}" for row in alone
+    ]
+    summary = json.loads((tmp_path / "b" / predict.SUMMARY).read_text())
+    assert summary["device_mesh"].endswith("(4 cpu devices of 2 processes)")
+    for expected, row in zip(alone, summary["files"], strict=True):
+        assert row["relative_l2"] == pytest.approx(expected["relative_l2"], rel=1e-5)
+    for name, of, field in (("volume.vtu", "point_data", "U"), ("boundary.vtp", "cell_data", "p")):
+        a, b = (getattr(pyvista.read(tmp_path / out / "run_6" / name), of) for out in "ab")
+        for part in ("pred", "std"):
+            scale = np.abs(a[f"{field}_{part}"]).max()
+            np.testing.assert_allclose(
+                a[f"{field}_{part}"], b[f"{field}_{part}"], atol=1e-5 * scale
+            )
+    states = [np.load(tmp_path / out / "run_6.state.npz") for out in "ab"]
+    for name in states[0].files:
+        np.testing.assert_allclose(states[1][name], states[0][name], rtol=1e-4, atol=1e-5)
+
+
 def test_further_points_are_predicted_from_a_state(place, surface_run, tmp_path):
     file = place / "files" / "run_3" / "boundary.vtp"
     predicted(surface_run, tmp_path / "a", file, "--save-state")
@@ -254,6 +283,7 @@ def test_files_that_cannot_be_predicted_are_named(place, surface_run, both_run, 
     assert "at least 2" in refused(both_run, out, files / "run_1", "--mc-dropout-samples", "1")
     assert "at least 1" in refused(both_run, out, files / "run_1", "--points-at-once", "0")
     assert "at least one file" in refused(both_run, out, "mesh.points=2")
+    assert "mesh.data: expected 1" in refused(both_run, out, files / "run_1", "mesh.data=2")
 
 
 def test_a_run_of_other_data_is_refused(tmp_path):

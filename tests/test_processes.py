@@ -27,7 +27,7 @@ from processes import (
 from saved import saved_arrays, saved_steps
 
 from experiments import config as configs
-from experiments import distributed, train
+from experiments import distributed, export, train
 from experiments import launch as launcher
 from experiments.cli import StopSignals
 from experiments.distributed import Agreement, Cluster, find_cluster
@@ -330,6 +330,24 @@ def test_bad_numbers_of_processes_are_named(given, message):
     assert_one_line(str(error.value), message)
 
 
+@pytest.mark.parametrize(
+    ("environment", "name"),
+    [
+        (SLURM | {"SLURM_NTASKS": "4"}, "SLURM"),
+        # Which does not tell where its first process is.
+        ({"OMPI_COMM_WORLD_SIZE": "4"}, "a cluster"),
+    ],
+)
+def test_one_of_several_processes_does_not_export(environment, name, monkeypatch, tmp_path):
+    for variable, value in environment.items():
+        monkeypatch.setenv(variable, value)
+    result = call(export.main, tmp_path / "run", tmp_path / "program")
+    assert result.code == 2
+    assert_one_line(
+        result.err, f"error: export: expected one process alone; got one of several of {name}"
+    )
+
+
 def test_processes_may_change_between_starts():
     default = compose()
     other = compose(
@@ -418,8 +436,11 @@ def test_launcher_hands_signals_on(stub, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "launch: expected -- and one of train, evaluate, report; got nothing"),
-        (["--", "predict"], "launch: expected -- and one of train, evaluate, report; got predict"),
+        ([], "launch: expected -- and one of train, evaluate, report, predict; got nothing"),
+        (
+            ["--", "export"],
+            "launch: expected -- and one of train, evaluate, report, predict; got e",
+        ),
         (["--processes", "0", "--", "train"], "--processes: expected at least 1; got 0"),
         (["--grace", "nan", "--", "train"], "--grace: expected at least 0; got nan"),
     ],

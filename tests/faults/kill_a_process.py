@@ -7,45 +7,36 @@ the bits and the log of one that was left alone. Ten times take about ten minute
 
 import random
 import sys
-import tempfile
-from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parents[folder]) for folder in (1, 2)]
+from small_runs import (
+    DARCY,
+    PROCESSES,
+    assert_same_bits,
+    killed,
+    scratch,
+    train,
+)
 
-import numpy as np  # noqa: E402
-from commands import wait  # noqa: E402
-from processes import DARCY, PROCESSES, killed, launch  # noqa: E402
-from saved import saved_arrays  # noqa: E402
-
-
-def finish(cache: Path, run: list[str], folder: Path) -> None:
-    """Trains a run to its end."""
-    result = wait(launch(cache, "train", *run, f"hydra.run.dir={folder}"), 300)
-    assert result.code == 0, result.err
+RUN = [*DARCY, "mesh.data=2", "mesh.points=4"]
 
 
 def main(times: int) -> None:
     """Kills, goes on, and compares."""
-    with tempfile.TemporaryDirectory() as place:
-        cache = Path(place)
-        run = [*DARCY, "mesh.data=2", "mesh.points=4", f"data.cache_dir={cache}"]
+    with scratch() as cache:
         whole = cache / "whole"
-        finish(cache, run, whole)
-        expected = saved_arrays(whole, 30)
+        train(cache, whole, *RUN)
         for time in range(times):
             folder = cache / f"killed_{time}"
             number, step = random.randrange(PROCESSES), random.randint(1, 27)
-            results, seconds = killed(cache, run, folder, number, step)
+            results, seconds = killed(
+                cache, [*RUN, f"data.cache_dir={cache}"], folder, number, step
+            )
             codes = [result.code for result in results]
             print(f"process {number} killed at step {step}: {codes} in {seconds:.0f} s", flush=True)
             assert seconds < 60
             assert 0 not in codes
-            finish(cache, run, folder)
-            actual = saved_arrays(folder, 30)
-            assert actual.keys() == expected.keys()
-            for path, values in expected.items():
-                assert np.array_equal(actual[path], values, equal_nan=True), path
-            assert (folder / "log.jsonl").read_text() == (whole / "log.jsonl").read_text()
+            train(cache, folder, *RUN)
+            assert_same_bits(folder, whole)
 
 
 if __name__ == "__main__":
