@@ -1,14 +1,18 @@
 """The models that are measured, and their inputs, as those of the reference's own benchmark."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jaxtyping import Array, PyTree
 
 from flare_jax import FLARE
 from geotransolver_jax import GeoTransolver, Transolver
+from parallel.parameters import split_weights
 
 MODELS = ("flare", "transolver", "gale", "gale_fa", "gale_local")
 DTYPES = ("float32", "bfloat16")
@@ -45,7 +49,7 @@ class Case:
     dtype: str = "float32"
     remat: str = "none"
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         for name, names in (("model", MODELS), ("dtype", DTYPES)):
             if getattr(self, name) not in names:
                 raise ValueError(
@@ -55,9 +59,9 @@ class Case:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: expected at least 1; got {getattr(self, name)}")
 
-    def make_model(self) -> nnx.Module:
+    def make_model(self) -> FLARE | Transolver | GeoTransolver:
         """The model with its initial weights."""
-        common = dict(
+        common: dict[str, Any] = dict(
             out_dim=_FIELDS,
             n_layers=self.layers,
             n_hidden=self.width,
@@ -114,18 +118,18 @@ class Case:
         }
 
 
-def make_function(model: nnx.Module, mode: str):
+def make_function(model: nnx.Module, mode: str) -> tuple[nnx.State, Callable[..., PyTree]]:
     """A function of weights and inputs: `forward`, the prediction; `train`, the gradients.
 
     The loss is the mean square of the prediction, as in the reference's benchmark.
     """
     model.eval()
-    graph, weights, rest = nnx.split(model, nnx.Param, ...)
+    graph, weights, rest = split_weights(model)
 
-    def forward(weights, inputs):
+    def forward(weights: nnx.State, inputs: dict[str, Array]) -> Array:
         return nnx.merge(graph, weights, rest)(**inputs)
 
-    def loss(weights, inputs):
+    def loss(weights: nnx.State, inputs: dict[str, Array]) -> Array:
         return jnp.mean(forward(weights, inputs).astype(jnp.float32) ** 2)
 
     return weights, forward if mode == "forward" else jax.grad(loss)

@@ -1,12 +1,14 @@
 """Floating-point operations of the matrix products and convolutions of a function."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from math import prod
+from typing import Any
 
 import jax
+from jaxtyping import PyTree
 
 
-def matrix_flops(function, *arguments) -> int:
+def matrix_flops(function: Callable, *arguments: PyTree) -> int:
     """Operations of one call on all devices together, two for each multiplication.
 
     Counted in the traced function, whatever a compiler makes of it: a loop of known length counts
@@ -19,11 +21,11 @@ def matrix_flops(function, *arguments) -> int:
     return _of(jax.make_jaxpr(function)(*arguments).jaxpr)
 
 
-def _of(jaxpr) -> int:
+def _of(jaxpr: Any) -> int:
     return sum(_of_equation(equation) for equation in jaxpr.eqns)
 
 
-def _of_equation(equation) -> int:
+def _of_equation(equation: Any) -> int:
     name, parameters = equation.primitive.name, equation.params
     if name == "dot_general":
         (summed, _), _ = parameters["dimension_numbers"]

@@ -13,6 +13,7 @@ import tempfile
 import time
 import zlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -58,7 +59,7 @@ def measure(folder: Path, model: str, hidden: int) -> dict:
     started = time.perf_counter()
     statistics = dataset.statistics()
     seconds = {"statistics_s": time.perf_counter() - started}
-    options = dict(n_layers=4, n_hidden=hidden, n_head=4, slice_num=32, mlp_ratio=2)
+    options: dict[str, Any] = dict(n_layers=4, n_hidden=hidden, n_head=4, slice_num=32, mlp_ratio=2)
     made = build_model(MODELS[model](name=model, **options), split.description, 0)
     made.eval()
     whole = WholeCloud(made, statistics)

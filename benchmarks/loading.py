@@ -8,6 +8,7 @@ import argparse
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -28,7 +29,7 @@ def measure(folder: Path, resolution: int | None, options: argparse.Namespace) -
     """Seconds of a step, and of them those spent waiting for the loader."""
     config = StoreConfig(path=str(folder), streams={"points": STREAM}, resolution=resolution)
     dataset = load_dataset(config)
-    widths = dict(n_layers=4, n_hidden=64, n_head=4, slice_num=32, mlp_ratio=2)
+    widths: dict[str, Any] = dict(n_layers=4, n_hidden=64, n_head=4, slice_num=32, mlp_ratio=2)
     model = build_model(MODELS[options.model](name=options.model, **widths), dataset.description, 0)
     optimizer = make_optimizer(OptimizerConfig(), options.steps)
     state = initial_state(model, optimizer, dataset.statistics(), 0, average=False)

@@ -12,7 +12,7 @@ from dataclasses import asdict
 import jax
 
 from benchmarks.cases import DTYPES, MODELS, Case, make_function
-from benchmarks.memory import peak_mib
+from benchmarks.memory import memory_of, peak_mib
 from experiments.cli import one_line_errors
 
 MODES = ("forward", "train")
@@ -51,7 +51,7 @@ def measure(case: Case, mode: str, repeats: int) -> dict:
         "min_s": min(times),
         "points_per_s": case.batch * case.points / statistics.median(times),
         "compile_s": compile_seconds,
-        "temporary_bytes": compiled.memory_analysis().temp_size_in_bytes,
+        "temporary_bytes": memory_of(compiled).temp_size_in_bytes,
         "peak_rss_mib": peak_mib(),
     }
 

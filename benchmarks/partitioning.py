@@ -6,6 +6,9 @@ left to it; where it does not, `parallel/` has an island, printed beside it.
 """
 
 import os
+from typing import Any
+
+from jaxtyping import Array, PyTree
 
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -17,22 +20,24 @@ import jax.numpy as jnp
 
 import parallel
 from benchmarks.collectives import collectives
+from benchmarks.memory import memory_of
+from benchmarks.program import text_of
 from experiments.training import relative_l2
-from flare_jax.heads import HeadLinear, HeadScores
+from flare_jax.heads import HeadLinear, HeadScores, LatentWeights
 from flare_jax.linear import linear
-from flare_jax.mixer import LatentWeights, flare_mixer
+from flare_jax.mixer import flare_mixer
 from parallel import mesh as mesh_lib
 from parallel.mesh import DATA, POINTS
 
 _BATCH, _POINTS, _WIDTH, _HEADS, _LATENTS = 1, 65_536, 128, 8, 64
 
 
-def _layer_norm(x, scale):
+def _layer_norm(x: Array, scale: Array) -> Array:
     mean = x.mean(-1, keepdims=True)
     return (x - mean) / jnp.sqrt(x.var(-1, keepdims=True) + 1e-5) * scale
 
 
-def _dense_mixer(x, weights: LatentWeights, value: HeadLinear, output: HeadLinear):
+def _dense_mixer(x: Array, weights: LatentWeights, value: HeadLinear, output: HeadLinear) -> Array:
     x = jnp.einsum("bnc,hcd->bnhd", x, weights.point.kernel) + weights.point.bias
     values = jnp.einsum("bnhd,hde->bnhe", x, value.kernel) + value.bias
     scores = jnp.einsum("hsd,bnhd->bhsn", weights.scores.kernel, x)
@@ -46,12 +51,12 @@ def _pieces() -> dict[str, tuple[Callable, tuple]]:
     """Name, function and abstract arguments of each piece."""
     width = _WIDTH // _HEADS
 
-    def points(*rest: int):
+    def points(*rest: int) -> Any:
         axes = (DATA, POINTS, *[None] * len(rest))
         sharding = mesh_lib.sharding(*axes)
         return jax.ShapeDtypeStruct((_BATCH, _POINTS, *rest), jnp.float32, sharding=sharding)
 
-    def weight(*shape: int):
+    def weight(*shape: int) -> Any:
         return jax.ShapeDtypeStruct(shape, jnp.float32, sharding=mesh_lib.sharding())
 
     mixer = (
@@ -75,7 +80,7 @@ def _pieces() -> dict[str, tuple[Callable, tuple]]:
     }
 
 
-def _dense_slice_sums(weights, values):
+def _dense_slice_sums(weights: Array, values: Array) -> tuple[Array, Array]:
     return jnp.einsum("bnhs,bnhd->bhsd", weights, values), weights.sum(1)
 
 
@@ -89,16 +94,18 @@ def main() -> None:
     with jax.set_mesh(parallel.make_mesh(points=8)):
         for name, (function, arguments) in _pieces().items():
 
-            def step(cotangent, *arguments, function=function):
+            def step(
+                cotangent: PyTree, *arguments: PyTree, function: Callable = function
+            ) -> tuple[PyTree, PyTree]:
                 output, pull_back = jax.vjp(function, *arguments)
                 return output, pull_back(cotangent)
 
             cotangent = jax.eval_shape(function, *arguments)
             compiled = jax.jit(step).lower(cotangent, *arguments).compile()
-            found = collectives(compiled.as_text())
+            found = collectives(text_of(compiled))
             listed = "; ".join(f"{c.kind} {' '.join(c.arrays)}" for c in found)
             size = sum(collective.size for collective in found)
-            temporary = compiled.memory_analysis().temp_size_in_bytes / 2**20
+            temporary = memory_of(compiled).temp_size_in_bytes / 2**20
             print(f"| {name} | {listed or 'none'} | {size:,} | {temporary:,.1f} |")
 
 

@@ -12,6 +12,11 @@ import time
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from jaxtyping import PyTree
+
+from experiments.models import Model
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
@@ -23,7 +28,8 @@ from flax import nnx
 
 from benchmarks.flops import matrix_flops
 from benchmarks.machines import Machine, machine_of
-from benchmarks.program import Program
+from benchmarks.memory import memory_of
+from benchmarks.program import Program, text_of
 from benchmarks.topologies import target_mesh
 from experiments import config as configs
 from experiments.batch import Batch, Statistics, Stream
@@ -35,12 +41,13 @@ from experiments.finetuning import Tuning
 from experiments.optimizer import make_optimizer
 from experiments.prediction import predict
 from experiments.run import build_model
-from experiments.schema import ExperimentConfig
-from experiments.training import abstract_state, make_step
+from experiments.schema import ExperimentConfig, GeoTransolverConfig
+from experiments.training import TrainState, abstract_state, make_step
 from geotransolver_jax import Neighborhoods
 from parallel import mesh as mesh_lib
 from parallel.mesh import DATA, POINTS
 from parallel.neighbors import Neighbors
+from parallel.parameters import split_weights
 from parallel.points import padded_size
 
 # A part of the memory is the runtime's, and lost between arrays.
@@ -79,7 +86,9 @@ class Widths:
         """Shapes of a batch on the mesh of the context."""
         points, geometry = padded_size(points), padded_size(geometry)
 
-        def array(length: int, *rest: int, dtype=jnp.float32, split: bool = True):
+        def array(
+            length: int, *rest: int, dtype: jax.typing.DTypeLike = jnp.float32, split: bool = True
+        ) -> Any:
             axes = (DATA, POINTS if split else None, *[None] * len(rest))
             sharding = mesh_lib.sharding(*axes)
             return jax.ShapeDtypeStruct((batch, length, *rest), dtype, sharding=sharding)
@@ -108,7 +117,7 @@ class Widths:
 class Plan:
     """The training step of an experiment on a target."""
 
-    def __init__(self, config: ExperimentConfig, target: str, widths: Widths):
+    def __init__(self, config: ExperimentConfig, target: str, widths: Widths) -> None:
         """Makes the model.
 
         Args:
@@ -126,11 +135,11 @@ class Plan:
         self.tuning = Tuning(config.finetune, self.model)
         self.neighbors = (
             max(config.model.neighbors_in_radius)
-            if getattr(config.model, "include_local_features", False)
+            if isinstance(config.model, GeoTransolverConfig) and config.model.include_local_features
             else 0
         )
 
-    def lower(self, points: int, geometry: int):
+    def lower(self, points: int, geometry: int) -> tuple[Any, TrainState, Batch]:
         """The step for so many points: traced, its state and its batch."""
         average = self.config.optimizer.ema_decay is not None
         state = abstract_state(
@@ -167,8 +176,8 @@ class Plan:
             step, state, batch = self.lower(points, geometry)
             flops = matrix_flops(step, state, (batch,)) / self.mesh.size
             kept = _kept(self.model, self.mesh.size, batch, state.statistics)
-        program, memory = Program(compiled.as_text()), compiled.memory_analysis()
-        exchanged = Counter()
+        program, memory = Program(text_of(compiled)), memory_of(compiled)
+        exchanged: Counter[tuple[str, str, int]] = Counter()
         for found, count in program.collectives():
             exchanged[found.kind, " ".join(found.arrays), found.size] += count
         moved = program.bytes_moved()
@@ -202,7 +211,7 @@ class Plan:
         limit = _USABLE * self.machine.memory
 
         def total(points: int) -> int:
-            return _total(self.compile(points, int(ratio * points)).memory_analysis())
+            return _total(memory_of(self.compile(points, int(ratio * points))))
 
         low, high, held = 0, None, {}
         guess = points
@@ -224,13 +233,13 @@ class Plan:
         return low
 
 
-def _total(memory) -> int:
+def _total(memory: Any) -> int:
     """Bytes of a device while the step runs; what is donated holds the result too."""
     outputs = memory.output_size_in_bytes - memory.alias_size_in_bytes
     return memory.argument_size_in_bytes + outputs + memory.temp_size_in_bytes
 
 
-def _device_bytes(tree) -> int:
+def _device_bytes(tree: PyTree) -> int:
     """Bytes of a tree on one device."""
     return sum(
         int(np.prod(leaf.sharding.shard_shape(leaf.shape))) * leaf.dtype.itemsize
@@ -238,12 +247,12 @@ def _device_bytes(tree) -> int:
     )
 
 
-def _kept(model: nnx.Module, devices: int, batch: Batch, like: Statistics) -> int:
+def _kept(model: Model, devices: int, batch: Batch, like: Statistics) -> int:
     """Bytes on one device of what the forward pass keeps of the points for the gradient."""
-    graph, params, rest = nnx.split(model, nnx.Param, ...)
+    graph, params, rest = split_weights(model)
     points = batch.streams[0].embedding.shape[1]
 
-    def forward(params):
+    def forward(params: nnx.State) -> PyTree:
         ones = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), batch)
         statistics = jax.tree.map(lambda leaf: jnp.ones(leaf.shape), like)
         return predict(nnx.merge(graph, params, rest), statistics, ones)
@@ -284,8 +293,11 @@ def describe(plan: Plan, target: str, points: int, figures: dict) -> str:
     machine, seconds = plan.machine, figures["step_s"]
     sizes = " x ".join(f"{name}={size}" for name, size in plan.mesh.shape.items())
     lines = [
-        f"{target}: {sizes}; {plan.config.model.name}, {plan.config.train.batch_size} x {points:,} "
-        f"points; compiled in {figures['compile_s']:.0f} s\n",
+        (
+            f"{target}: {sizes}; {plan.config.model.name}, "
+            f"{plan.config.train.batch_size} x {points:,} points; "
+            f"compiled in {figures['compile_s']:.0f} s\n"
+        ),
         "| a device | |\n| --- | ---: |",
     ]
     for name in ("parameter", "optimizer", "batch", "activation", "temporary", "total"):

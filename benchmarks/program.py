@@ -8,6 +8,8 @@ import re
 from collections import Counter
 from math import prod
 
+import jax
+
 from benchmarks.collectives import ARRAY, BYTES, Collective, collectives, shape_of
 
 _COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\{$")
@@ -22,6 +24,18 @@ _FREE = {
     "async-start", "async-done",
 }  # fmt: skip
 _SLICES = {"dynamic-slice", "slice", "gather"}
+
+
+def text_of(compiled: jax.stages.Compiled) -> str:
+    """The optimized program as text.
+
+    Raises:
+        RuntimeError: this platform has none.
+    """
+    text = compiled.as_text()
+    if text is None:
+        raise RuntimeError("program: expected the text of the compiled program; got none")
+    return text
 
 
 class Instruction:
@@ -87,7 +101,8 @@ class Program:
 
     def _count_runs(self) -> Counter:
         """How often each computation runs, those inside a fusion left out."""
-        runs, waiting = Counter(), [(self._entry, 1)]
+        runs: Counter[str] = Counter()
+        waiting = [(self._entry, 1)]
         while waiting:
             name, count = waiting.pop()
             runs[name] += count
@@ -105,7 +120,7 @@ class Program:
         """How often a loop runs: as is written, or the one number in its condition."""
         if loop.trips is not None:
             return loop.trips
-        condition = self._lines.get(loop.condition, [])
+        condition = self._lines.get(loop.condition or "", [])
         limits = re.findall(r"s32\[\][^=]* constant\((\d+)\)", "\n".join(condition))
         return int(limits[0]) if len(limits) == 1 else 1
 
@@ -129,7 +144,7 @@ class Program:
         moved, written = 0, fusion.size
         parameters = [each for each in inside if each.op == "parameter"]
         for parameter in parameters:
-            index = int(re.match(r"\d+", parameter.rest)[0])
+            index = int(parameter.rest.split(")", 1)[0])
             names = _views(parameter.name, inside)
             users = [
                 each

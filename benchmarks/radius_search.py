@@ -7,7 +7,10 @@ the neighbours of some queries are compared with those found by comparing all pa
 import argparse
 import json
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import jax
 import numpy as np
@@ -18,15 +21,16 @@ from benchmarks.memory import peak_mib
 from experiments.cli import one_line_errors
 
 _CHECKED = 1000
+Result = TypeVar("Result")
 
 
-def _timed(function):
+def _timed(function: Callable[[], Result]) -> tuple[float, Result]:
     start = time.perf_counter()
     result = jax.block_until_ready(function())
     return time.perf_counter() - start, result
 
 
-def _by_all_pairs(query, points, radius: float, count: int) -> np.ndarray:
+def _by_all_pairs(query: np.ndarray, points: np.ndarray, radius: float, count: int) -> np.ndarray:
     """Indices of one query's neighbours, by definition."""
     difference = query - points
     x, y, z = (difference * difference).T
@@ -57,10 +61,11 @@ def measure(queries: int, points: int, count: int, radius: float, size: float, s
     query_cloud = size * draw.random((1, queries, 3), np.float32)
     cloud = size * draw.random((1, points, 3), np.float32)
     # The device and the compiler are loaded before memory is counted.
-    arrays = jax.block_until_ready((jax.device_put(query_cloud), jax.device_put(cloud)))
+    on_device, searched = jax.block_until_ready(jax.device_put((query_cloud, cloud)))
+    search = partial(parallel.radius_search, on_device, searched, radius, count)
     before = peak_mib()
-    first = _timed(lambda: parallel.radius_search(*arrays, radius, count))[0]
-    second, found = _timed(lambda: parallel.radius_search(*arrays, radius, count))
+    first = _timed(search)[0]
+    second, found = _timed(search)
     peak = peak_mib() - before
 
     indices = np.asarray(found.indices[0])

@@ -7,6 +7,9 @@ that share out the points: with the same points on each device, and with the sam
 import argparse
 import os
 from pathlib import Path
+from typing import Any
+
+from jaxtyping import Array
 
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -17,11 +20,13 @@ from flax import nnx
 
 import parallel
 from benchmarks.cases import DTYPES, MODELS, Case
-from benchmarks.program import Program
+from benchmarks.memory import memory_of
+from benchmarks.program import Program, text_of
 from experiments.cli import one_line_errors
 from experiments.files import write_json
 from parallel import mesh as mesh_lib
 from parallel.mesh import DATA, POINTS
+from parallel.parameters import split_weights
 from parallel.points import padded_size
 
 _DEVICES = (1, 2, 4, 8)
@@ -32,7 +37,7 @@ def compile_step(case: Case) -> jax.stages.Compiled:
     """The training step of a case, its points split over the mesh of the context."""
     model = case.make_model()
     model.eval()
-    graph, weights, rest = nnx.split(model, nnx.Param, ...)
+    graph, weights, rest = split_weights(model)
 
     def shape(name: str, given: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         batch, points, *widths = given.shape
@@ -43,7 +48,7 @@ def compile_step(case: Case) -> jax.stages.Compiled:
             (batch, padded_size(points), *widths), given.dtype, sharding=sharding
         )
 
-    def loss(weights, inputs):
+    def loss(weights: nnx.State, inputs: dict[str, Any]) -> Array:
         output = nnx.merge(graph, weights, rest)(**inputs)
         return jnp.mean(output.astype(jnp.float32) ** 2)
 
@@ -58,7 +63,7 @@ def figures(case: Case, devices: int) -> dict:
     """
     with jax.set_mesh(parallel.make_mesh(points=devices)):
         compiled = compile_step(case)
-    memory, exchanged = compiled.memory_analysis(), Program(compiled.as_text()).collectives()
+    memory, exchanged = memory_of(compiled), Program(text_of(compiled)).collectives()
     in_layers = [(found, times) for found, times in exchanged if times >= case.layers]
     return {
         "model": case.model,
@@ -75,8 +80,10 @@ def figures(case: Case, devices: int) -> dict:
 def table(rows: list[dict]) -> str:
     """The figures as a Markdown table."""
     lines = [
-        "| model | devices | points | points a device | arguments MiB | temporaries MiB | "
-        "a layer exchanges, bytes | a step, bytes | collectives a step |",
+        (
+            "| model | devices | points | points a device | arguments MiB | temporaries MiB | "
+            "a layer exchanges, bytes | a step, bytes | collectives a step |"
+        ),
         "| --- |" + " ---: |" * 8,
     ]
     for row in rows:
@@ -98,7 +105,10 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--json", type=Path, help="write the figures to this file, too")
     options = parser.parse_args()
-    tables = {"the same points on each device": [], "the same points in all": []}
+    tables: dict[str, list[dict]] = {
+        "the same points on each device": [],
+        "the same points in all": [],
+    }
     for (title, rows), grows in zip(tables.items(), (True, False), strict=True):
         for model in options.models:
             for devices in _DEVICES:

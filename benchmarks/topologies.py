@@ -6,6 +6,7 @@ before JAX is imported.
 
 import math
 import re
+from typing import Any
 
 import numpy as np
 from jax.experimental import topologies
@@ -75,7 +76,8 @@ def target_mesh(target: str, data: int, points: int, heads: int) -> Mesh:
     devices = topology.devices
     if sizes.count(-1) == 1:
         left = len(devices) // -math.prod(sizes)
-        sizes = tuple(left if size == -1 else size for size in sizes)
+        data, points, heads = (left if size == -1 else size for size in sizes)
+        sizes = (data, points, heads)
     if math.prod(sizes) != len(devices):
         raise ValueError(
             f"mesh: expected sizes that multiply to the {len(devices)} devices of {target}; "
@@ -84,7 +86,7 @@ def target_mesh(target: str, data: int, points: int, heads: int) -> Mesh:
     return Mesh(np.array(devices).reshape(sizes), AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
-def _topology(name: str, platform: str, **options):
+def _topology(name: str, platform: str, **options: str) -> Any:
     try:
         return topologies.get_topology_desc(name, platform, **options)
     except (NotImplementedError, RuntimeError) as error:

@@ -9,6 +9,7 @@ import argparse
 import subprocess
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import jax
 import matplotlib
@@ -22,20 +23,27 @@ from experiments.batches import Loader
 from experiments.cli import one_line_errors
 from experiments.data import Dataset, load_dataset
 from experiments.files import write_atomically, write_json
+from experiments.models import Model
 from experiments.optimizer import make_optimizer
 from experiments.physicsnemo import state_dict
 from experiments.physicsnemo_arguments import model_arguments, model_name
 from experiments.physicsnemo_files import Checkpoint, write_checkpoint
 from experiments.prediction import model_inputs
 from experiments.run import build_model, count_parameters
-from experiments.schema import DarcyConfig, FlareConfig, GeoTransolverConfig, OptimizerConfig
+from experiments.schema import (
+    DarcyConfig,
+    FlareConfig,
+    GeoTransolverConfig,
+    ModelConfig,
+    OptimizerConfig,
+)
 from experiments.training import initial_state, make_step
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 _ROOT = Path(__file__).resolve().parents[1]
-_SIZES = dict(n_layers=4, n_hidden=64, n_head=4, slice_num=32)
+_SIZES: dict[str, Any] = dict(n_layers=4, n_hidden=64, n_head=4, slice_num=32)
 MODELS = {"FLARE": FlareConfig(**_SIZES), "GeoTransolver": GeoTransolverConfig(**_SIZES)}
 OPTIMIZER = OptimizerConfig(
     name="adamw", learning_rate=1e-3, weight_decay=1e-5, clip_norm=None, schedule="constant"
@@ -44,7 +52,7 @@ _BATCH = 4
 _SEED = 0
 
 
-def compare(config, dataset: Dataset, steps: int, peer: Path) -> dict:
+def compare(config: ModelConfig, dataset: Dataset, steps: int, peer: Path) -> dict:
     """Losses of one model, step by step, on both sides.
 
     Args:
@@ -74,7 +82,7 @@ def compare(config, dataset: Dataset, steps: int, peer: Path) -> dict:
     }
 
 
-def _train(model: nnx.Module, dataset: Dataset, batches: list[Batch]) -> Float[np.ndarray, " S"]:
+def _train(model: Model, dataset: Dataset, batches: list[Batch]) -> Float[np.ndarray, " S"]:
     optimizer = make_optimizer(OPTIMIZER, len(batches))
     state = initial_state(model, optimizer, dataset.statistics(), _SEED, average=False)
     model.train()
@@ -87,7 +95,12 @@ def _train(model: nnx.Module, dataset: Dataset, batches: list[Batch]) -> Float[n
 
 
 def _train_reference(
-    model: nnx.Module, config, dataset: Dataset, batches: list[Batch], peer: Path, folder: Path
+    model: Model,
+    config: ModelConfig,
+    dataset: Dataset,
+    batches: list[Batch],
+    peer: Path,
+    folder: Path,
 ) -> Float[np.ndarray, " S"]:
     checkpoint, data, losses = (
         folder / name for name in ("model.mdlus", "batches.npz", "losses.npz")
@@ -98,9 +111,10 @@ def _train_reference(
     inputs = [model_inputs(model, statistics, batch) for batch in batches]
     given = [name for name, value in inputs[0].items() if value is not None]
     (stream,) = statistics.streams
+    arrays: dict[str, Any] = {name: np.stack([each[name] for each in inputs]) for name in given}
     np.savez(
         data,
-        **{name: np.stack([each[name] for each in inputs]) for name in given},
+        **arrays,
         target=np.stack([batch.streams[0].target for batch in batches]),
         **stream.target._asdict(),
         learning_rate=OPTIMIZER.learning_rate,
@@ -114,7 +128,7 @@ def _train_reference(
     if done.returncode:
         lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
         raise ChildProcessError(f"{peer}: {lines[-1]}")
-    with np.load(losses) as archive:
+    with np.load(losses, allow_pickle=False) as archive:
         return archive["loss"]
 
 

@@ -14,7 +14,7 @@ from physicsnemo import Module
 def train(checkpoint: Path, batches: Path) -> np.ndarray:
     """The loss of each step, before its update."""
     model = Module.from_checkpoint(str(checkpoint)).train()
-    with np.load(batches) as archive:
+    with np.load(batches, allow_pickle=False) as archive:
         arrays = dict(archive)
     options = {name: float(arrays.pop(name)) for name in ("learning_rate", "weight_decay")}
     betas = tuple(arrays.pop("betas").tolist())

@@ -10,9 +10,9 @@ from jaxtyping import Array, Bool, Float, Key
 
 from flare_jax import fused
 from flare_jax import heads as heads_lib
-from flare_jax.linear import Linear
+from flare_jax.heads import LatentWeights
+from flare_jax.linear import Linear, LinearOptions
 from flare_jax.mixer import (
-    LatentWeights,
     flare_mixer,
     gather_part,
     give_back,
@@ -71,7 +71,9 @@ class FLAREAttention(nnx.Module):
         """
         width = heads_lib.head_width(dim, heads) if width is None else width
         fused.check_backend(attention_backend, dtype, width)
-        types = dict(rngs=rngs, initial=initial, dtype=dtype, param_dtype=param_dtype)
+        types: LinearOptions = dict(
+            rngs=rngs, initial=initial, dtype=dtype, param_dtype=param_dtype
+        )
         queries = jax.random.normal(rngs.params(), (heads, latents, width), param_dtype)
         self.latent_queries = parameter(queries, HEADS, None, None)
         self.project_in = Linear(dim, heads * width, out_axis=HEADS, **types)
@@ -89,7 +91,7 @@ class FLAREAttention(nnx.Module):
         self,
         x: Float[Array, "B N C"],
         point_mask: Bool[Array, "B N"] | None = None,
-        dropout_key: Key[Array, ""] | None = None,
+        key: Key[Array, ""] | None = None,
         norm: LayerNorm | None = None,
     ) -> Float[Array, "B N C"]:
         """Mixes the points of each sample.
@@ -97,7 +99,7 @@ class FLAREAttention(nnx.Module):
         Args:
             x: points; on a mesh N divides by the `points` axis.
             point_mask: True where a point is real.
-            dropout_key: randomness of the dropout; without it there is none.
+            key: randomness of the dropout; without it there is none.
             norm: normalizes the points in front.
 
         Returns:
@@ -112,7 +114,7 @@ class FLAREAttention(nnx.Module):
             chunk_size=self.chunk_size,
             fused=fused.uses_kernel(self.attention_backend),
         )
-        return points_dropout(y, self.dropout, dropout_key)
+        return points_dropout(y, self.dropout, key)
 
     def gather(
         self,

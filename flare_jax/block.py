@@ -1,13 +1,14 @@
 """Transformer blocks, and a stack of them that is compiled once whatever its depth."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
+from flare_jax.linear import LayerTypes
 from flare_jax.mlp import MLP
 from flare_jax.norm import LayerNorm
 from parallel import mesh as mesh_lib
@@ -17,12 +18,37 @@ from parallel.streaming import GATHERED
 REMAT_POLICIES = ("none", "attention", "block")
 
 
+@runtime_checkable
+class PointAttention(Protocol):
+    """An attention layer of points without a context; `gather` and the rest see `Phases`."""
+
+    def __call__(
+        self, x: Array, point_mask: Array | None, key: Array | None, norm: LayerNorm, /
+    ) -> Array:
+        """Mixes points that `norm` normalizes first."""
+
+    def gather(self, x: Array, point_mask: Array | None, norm: LayerNorm, /) -> Any:
+        """What a part of the points gives to the latents."""
+
+    def give_back(
+        self,
+        x: Array,
+        latents: Array,
+        point_mask: Array | None,
+        norm: LayerNorm,
+        context: None,
+        key: Array | None,
+        /,
+    ) -> Array:
+        """What points get of the latents."""
+
+
 class Block(nnx.Module):
     """Attention and perceptron, each behind a normalization and beside a residual."""
 
     def __init__(
         self,
-        attention: nnx.Module,
+        attention: PointAttention,
         dim: int,
         *,
         mlp_ratio: int,
@@ -30,11 +56,11 @@ class Block(nnx.Module):
         rngs: nnx.Rngs,
         dtype: jax.typing.DTypeLike = jnp.float32,
         param_dtype: jax.typing.DTypeLike = jnp.float32,
-    ):
+    ) -> None:
         """Puts a block around an attention layer.
 
         Args:
-            attention: called as `attention(x, point_mask, key, norm)`; it normalizes `x` first.
+            attention: the attention layer; it normalizes the points first.
             dim: width of the points.
             mlp_ratio: hidden width of the perceptron, in units of `dim`.
             act: activation of the perceptron.
@@ -42,7 +68,7 @@ class Block(nnx.Module):
             dtype: type to compute in.
             param_dtype: type of the weights.
         """
-        types = dict(dtype=dtype, param_dtype=param_dtype)
+        types: LayerTypes = dict(dtype=dtype, param_dtype=param_dtype)
         self.norm_attention = LayerNorm(dim, **types)
         self.attention = attention
         self.norm_mlp = LayerNorm(dim, **types)
@@ -88,7 +114,7 @@ class BlockStack(nnx.Module):
         *,
         remat: str = "none",
         rngs: nnx.Rngs,
-    ):
+    ) -> None:
         """Makes `depth` blocks.
 
         Args:
@@ -105,12 +131,12 @@ class BlockStack(nnx.Module):
         """
         if remat not in REMAT_POLICIES:
             raise ValueError(f"remat: expected one of {', '.join(REMAT_POLICIES)}; got {remat!r}")
-        self.blocks = _stack([make_block(rngs) for _ in range(depth)])
+        self.blocks: Any = _stack([make_block(rngs) for _ in range(depth)])
         self.depth = depth
         self.remat = remat
 
-    def block(self, number: int | Int[Array, ""]) -> nnx.Module:
-        """One of the blocks."""
+    def block(self, number: int | Int[Array, ""]) -> Any:
+        """One of the blocks, of the kind that `make_block` makes."""
         graph, weights = nnx.split(self.blocks)
         return nnx.merge(graph, jax.tree.map(lambda leaf: leaf[number], weights))
 
@@ -127,7 +153,7 @@ class BlockStack(nnx.Module):
         """
         graph, weights = nnx.split(self.blocks)
 
-        def apply_block(x, layer):
+        def apply_block(x: PyTree, layer: tuple[PyTree, Array | None]) -> tuple[PyTree, None]:
             weights, key = layer
             return nnx.merge(graph, weights)(x, *shared, key), None
 

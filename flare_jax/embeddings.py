@@ -6,21 +6,21 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float
 
-from flare_jax.linear import Linear
+from flare_jax.linear import LayerOptions, Linear
 
 _LONGEST_PERIOD = 10_000
 
 
 def unified_position(
-    shape: tuple[int, int], ref: int, rows: int | None = None
-) -> Float[Array, "N ref*ref"]:
+    shape: tuple[int, ...], ref: int, rows: int | None = None
+) -> Float[Array, "N {ref}*{ref}"]:
     """Distances of each point of a 2-D grid on the unit square to a coarse reference grid.
 
     The unified position of Transolver (arXiv 2402.02366, appendix). It is computed from indices,
     so that under `jax.jit` each device makes the rows of its own points and nothing is stored.
 
     Args:
-        shape: grid points along each axis; the points lie on `linspace(0, 1)`.
+        shape: grid points along both axes; the points lie on `linspace(0, 1)`.
         ref: points of the reference grid along each axis.
         rows: rows to make if not `shape[0]`: more of them where a grid is padded.
 
@@ -68,7 +68,7 @@ class TimeEmbedding(nnx.Module):
         """
         if width % 2:
             raise ValueError(f"time_input: expected an even n_hidden, got {width}")
-        types = dict(rngs=rngs, dtype=dtype, param_dtype=param_dtype)
+        types: LayerOptions = dict(rngs=rngs, dtype=dtype, param_dtype=param_dtype)
         self.linear_in = Linear(width, width, **types)
         self.linear_out = Linear(width, width, **types)
         self.width = width

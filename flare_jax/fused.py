@@ -16,20 +16,22 @@ and by no more, so that it does not vanish.
 Padding scores by a channel, too: a mask would be an array of all scores.
 """
 
+from typing import Literal
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from flare_jax.heads import HeadLinear, HeadScores, hide, visible
+from flare_jax.heads import HeadLinear, HeadScores, LatentWeights, hide, visible
 from parallel import mesh as mesh_lib
 from parallel import softmax
 from parallel.contraction import contract, product
 from parallel.precision import accumulation_dtype
-from parallel.streaming import Chunking, Held, greatest_over_points, sum_over_points
+from parallel.streaming import Chunking, Held, Places, greatest_over_points, sum_over_points
 
 BACKENDS = ("auto", "xla", "cudnn")
 # What `jax.nn.dot_product_attention` calls it.
-_IMPLEMENTATION = "cudnn"
+_IMPLEMENTATION: Literal["cudnn"] = "cudnn"
 _NARROW = ("bfloat16", "float16")
 _CHANNELS, _MOST_CHANNELS = 8, 128
 # Channels beside those of a head: of padding and of the point more, or of a bias in two parts.
@@ -88,11 +90,13 @@ def whole_shard(heads: int, latents: int) -> Chunking:
     return Chunking(heads, latents, 2**31 - 1)
 
 
-def gather(weights, points: dict[str, jax.Array]) -> tuple[Float[Array, "B H S D"], Held]:
+def gather(
+    weights: LatentWeights, points: dict[str, jax.Array]
+) -> tuple[Float[Array, "B H S D"], Held]:
     """`sum_n softmax_n(scores_n) heads_n`, and what that was made of.
 
     Args:
-        weights: a `flare_jax.mixer.LatentWeights`.
+        weights: see `LatentWeights`.
         points: `x` `(B, N, C)`, and `mask` `(B, N)` where some are padding.
     """
     heads, slices, _ = weights.scores.kernel.shape
@@ -104,7 +108,9 @@ def gather(weights, points: dict[str, jax.Array]) -> tuple[Float[Array, "B H S D
     return sums / totals[..., None], held
 
 
-def _scores(weights, latents, chunk, places):
+def _scores(
+    weights: LatentWeights, latents: dict[str, Array], chunk: dict[str, Array], places: Places
+) -> Array:
     """Scores without their bias, which no softmax over points sees."""
     heads = heads_of(weights, chunk)
     scores = product("bnhd,hsd->bhsn", heads, weights.scores.kernel.astype(heads.dtype))
@@ -112,7 +118,9 @@ def _scores(weights, latents, chunk, places):
     return softmax.mask_scores(scores, None if mask is None else mask[:, None, None])
 
 
-def _sums(weights, latents, chunk, places):
+def _sums(
+    weights: LatentWeights, latents: dict[str, Array], chunk: dict[str, Array], places: Places
+) -> tuple[Array, Array]:
     heads = heads_of(weights, chunk)
     batch, points, count, width = heads.shape
     dtype, channels = heads.dtype, _padded(width)
@@ -135,7 +143,7 @@ def _sums(weights, latents, chunk, places):
     return result[..., :width] / share[..., None], 1 / share - 1
 
 
-def heads_of(weights, chunk: dict[str, jax.Array]) -> Float[Array, "B n H D"]:
+def heads_of(weights: LatentWeights, chunk: dict[str, jax.Array]) -> Float[Array, "B n H D"]:
     """Heads of the points, of zeros where they are padding, laid out as the kernel reads them."""
     x = visible(chunk["x"], chunk.get("mask"), weights.normalized)
     heads = contract("bnc,hcd->bnhd", x, weights.point.kernel)
@@ -175,7 +183,7 @@ def map_out(
     return hide((y + output.bias[0].astype(y.dtype)).astype(heads.dtype), mask)
 
 
-def _attend(query, key, value, width: int):
+def _attend(query: Array, key: Array, value: Array, width: int) -> Array:
     """The kernel's result, in float32 or wider; channel `width` of every query is one.
 
     cuDNN has no gradient where there is an odd number of queries or keys. One more query changes
@@ -191,7 +199,7 @@ def _attend(query, key, value, width: int):
     return result[:, :queries].astype(accumulation_dtype(result.dtype))
 
 
-def _kernel(query, key, value):
+def _kernel(query: Array, key: Array, value: Array) -> Array:
     return jax.nn.dot_product_attention(
         query, key, value, scale=1.0, implementation=_IMPLEMENTATION
     )
@@ -202,5 +210,5 @@ def _padded(width: int) -> int:
     return -(-(width + _EXTRA) // _CHANNELS) * _CHANNELS
 
 
-def _pad(array, channels: int):
+def _pad(array: Array, channels: int) -> Array:
     return jnp.pad(array, [(0, 0)] * (array.ndim - 1) + [(0, channels - array.shape[-1])])

@@ -5,6 +5,7 @@ the type of the points; sums are in float32 or wider. Inside the heads the point
 as they are of scores: products of the two then need no other layout.
 """
 
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import jax
@@ -50,6 +51,22 @@ class HeadScores(NamedTuple):
         return scores + self.bias.astype(scores.dtype)[..., None]
 
 
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class LatentWeights:
+    """Weights by which points and latents see each other.
+
+    Attributes:
+        point: `(H, C, D)`, from the input to the heads.
+        scores: from the heads to their scores, see `flare_jax.mixer.score_weights`.
+        normalized: whether points are standardized in front.
+    """
+
+    point: HeadLinear
+    scores: HeadScores
+    normalized: bool = field(default=False, metadata={"static": True})
+
+
 def head_width(dim: int, heads: int) -> int:
     """Width of a head.
 
@@ -70,6 +87,7 @@ def into(linear: Linear, heads: int, norm: LayerNorm | None = None) -> HeadLinea
         norm: normalization in front, whose scale and shift the result has in it.
     """
     kernel, bias = linear.weights(norm)
+    assert bias is not None, "layers into heads have a bias"
     split = kernel.reshape(kernel.shape[0], heads, -1).swapaxes(0, 1)
     return HeadLinear(split, bias.reshape(heads, -1))
 

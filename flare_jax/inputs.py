@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from parallel import mesh as mesh_lib
+from parallel.annotations import AnyArray, Size
 from parallel.mesh import DATA, POINTS
 from parallel.points import pad_axis, padded_size
 
@@ -32,14 +33,14 @@ class PointLayout:
         """Rows to compute on: those given, padded to divide over the mesh axis `points`."""
         return padded_size(self.points // self.row)
 
-    def flatten(self, x: Float[Array, "B *N C"]) -> Float[Array, "B N_padded C"]:
+    def flatten(self, x: Float[AnyArray, "B *N C"]) -> Float[Array, "B N_padded C"]:
         """Points along one axis, padded with zeros so that the mesh divides them."""
-        x = x.reshape(x.shape[0], self.points, x.shape[-1])
-        x = pad_axis(x, 1, self.rows * self.row - self.points)
-        return mesh_lib.constrain(x, DATA, POINTS, None)
+        x = jnp.asarray(x).reshape(x.shape[0], self.points, x.shape[-1])
+        padded = pad_axis(x, 1, self.rows * self.row - self.points)
+        return mesh_lib.constrain(padded, DATA, POINTS, None)
 
     def flatten_mask(
-        self, mask: Bool[Array, "B *N"] | None, batch: int
+        self, mask: Bool[AnyArray, "B *N"] | None, batch: Size
     ) -> Bool[Array, "B N_padded"] | None:
         """The mask of the flattened points; `None` where every one is real."""
         extra = self.rows * self.row - self.points
@@ -47,8 +48,8 @@ class PointLayout:
             return None
         if mask is None:
             mask = jnp.ones((batch, self.points), bool)
-        mask = pad_axis(mask.reshape(batch, self.points), 1, extra)
-        return mesh_lib.constrain(mask, DATA, POINTS)
+        padded = pad_axis(jnp.asarray(mask).reshape(batch, self.points), 1, extra)
+        return mesh_lib.constrain(padded, DATA, POINTS)
 
     def unflatten(self, y: Float[Array, "B N_padded C"]) -> Float[Array, "B *N C"]:
         """Points in the layout that was given, without the padding of `flatten`."""
@@ -59,7 +60,7 @@ class PointLayout:
 
 def check_points(
     name: str,
-    x: jax.Array | np.ndarray,
+    x: AnyArray,
     width: int,
     structured_shape: tuple[int, ...] | None,
     *,
@@ -114,7 +115,7 @@ def check_points(
     return PointLayout(given=given, points=points, row=row)
 
 
-def check_real(name: str, x, expected: str) -> tuple[int, ...]:
+def check_real(name: str, x: object, expected: str) -> tuple[int, ...]:
     """The shape of what must be an array of real numbers.
 
     Raises:
@@ -127,9 +128,7 @@ def check_real(name: str, x, expected: str) -> tuple[int, ...]:
     return tuple(x.shape)
 
 
-def check_mask(
-    name: str, mask: jax.Array | np.ndarray | None, batch: int, layout: PointLayout
-) -> None:
+def check_mask(name: str, mask: AnyArray | None, batch: Size, layout: PointLayout) -> None:
     """Checks the mask of points of a layout.
 
     Raises:
@@ -153,7 +152,7 @@ def check_mask(
         )
 
 
-def is_visible(array: jax.Array | np.ndarray) -> bool:
+def is_visible(array: AnyArray | None) -> bool:
     """Whether this process can look at the values of an array: not under `jax.jit`, say."""
     traced = isinstance(array, jax.core.Tracer)
     return not traced and getattr(array, "is_fully_addressable", True)

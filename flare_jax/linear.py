@@ -1,5 +1,7 @@
 """A linear layer that reduces in float32 whatever it computes in."""
 
+from typing import TypedDict
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -13,6 +15,25 @@ from parallel.parameters import parameter
 # deviation, truncated at 100 deviations: the truncation never acts.
 _KERNEL_DEVIATION = 0.02
 INITIAL = ("normal", "uniform", "orthogonal")
+
+
+class LayerTypes(TypedDict):
+    """Arguments that every layer takes: the type to compute in, and that of its weights."""
+
+    dtype: jax.typing.DTypeLike
+    param_dtype: jax.typing.DTypeLike
+
+
+class LayerOptions(LayerTypes):
+    """Arguments that every layer of random weights takes."""
+
+    rngs: nnx.Rngs
+
+
+class LinearOptions(LayerOptions):
+    """Arguments that linear layers share, whatever their width; see `Linear`."""
+
+    initial: str
 
 
 class Linear(nnx.Module):

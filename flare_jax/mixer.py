@@ -11,40 +11,22 @@ chunk of points at a time, forward and backward; `parallel.streaming` merges the
 they exchange a maximum and one packed sum, backward a sum of `dz` beside the weight gradients.
 """
 
-from dataclasses import dataclass, field
-
-import jax
 from jaxtyping import Array, Bool, Float
 
 from flare_jax import fused as fused_lib
-from flare_jax.heads import HeadLinear, HeadScores, map_into, map_out, visible
+from flare_jax.heads import HeadLinear, HeadScores, LatentWeights, map_into, map_out, visible
 from parallel import softmax
 from parallel.contraction import product
 from parallel.streaming import (
     Chunking,
     Held,
+    Places,
     SoftmaxPart,
     map_held,
     map_points,
     softmax_over_points,
     softmax_part,
 )
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class LatentWeights:
-    """Weights by which points and latents see each other.
-
-    Attributes:
-        point: `(H, C, D)`, from the input to the heads.
-        scores: from the heads to their scores, see `score_weights`.
-        normalized: whether points are standardized in front.
-    """
-
-    point: HeadLinear
-    scores: HeadScores
-    normalized: bool = field(default=False, metadata={"static": True})
 
 
 def score_weights(queries: Float[Array, "H S D"], key: HeadLinear, scale: float) -> HeadScores:
@@ -148,13 +130,11 @@ def give_back(
     return map_points(_decode, latent_chunking(weights), (weights, output), {"z": z}, points)
 
 
-def _points(x, point_mask):
+def _points(x: Array, point_mask: Array | None) -> dict[str, Array]:
     return {"x": x} | ({} if point_mask is None else {"mask": point_mask})
 
 
-def heads_of(
-    weights: LatentWeights, chunk: dict[str, Float[Array, "B n C"]]
-) -> Float[Array, "B H D n"]:
+def heads_of(weights: LatentWeights, chunk: dict[str, Array]) -> Float[Array, "B H D n"]:
     """Heads of a chunk of points; of zeros where they are padding, whatever these hold."""
     return map_into(weights.point, visible(chunk["x"], chunk.get("mask"), weights.normalized))
 
@@ -167,20 +147,32 @@ def spread_latents(
     return softmax.mix(heads.dtype, scores, z).astype(heads.dtype)
 
 
-def _encode(weights: LatentWeights, latents, chunk, places):
+def _encode(
+    weights: LatentWeights, latents: dict[str, Array], chunk: dict[str, Array], places: Places
+) -> tuple[Array, Array]:
     mask = chunk.get("mask")
     heads = heads_of(weights, chunk)
     scores = weights.scores(heads)
     return softmax.mask_scores(scores, None if mask is None else mask[:, None, None]), heads
 
 
-def _decode(weights, latents, chunk, places):
-    weights, output = weights
-    y = spread_latents(weights, latents["z"], heads_of(weights, chunk))
+def _decode(
+    weights: tuple[LatentWeights, HeadLinear],
+    latents: dict[str, Array],
+    chunk: dict[str, Array],
+    places: Places,
+) -> Array:
+    own, output = weights
+    y = spread_latents(own, latents["z"], heads_of(own, chunk))
     return map_out(output, y, chunk.get("mask"))
 
 
-def _decode_fused(weights, latents, chunk, places):
-    weights, output = weights
-    y = fused_lib.spread(fused_lib.heads_of(weights, chunk), weights.scores, latents["z"])
+def _decode_fused(
+    weights: tuple[LatentWeights, HeadLinear],
+    latents: dict[str, Array],
+    chunk: dict[str, Array],
+    places: Places,
+) -> Array:
+    own, output = weights
+    y = fused_lib.spread(fused_lib.heads_of(own, chunk), own.scores, latents["z"])
     return fused_lib.map_out(output, y, chunk.get("mask"))

@@ -11,12 +11,12 @@ from jaxtyping import Array, Float
 from flare_jax import heads as heads_lib
 from flare_jax.activations import Activation, activate
 from flare_jax.heads import HeadLinear
-from flare_jax.linear import Linear
+from flare_jax.linear import Linear, LinearOptions
 from flare_jax.norm import LayerNorm
 from parallel import mesh as mesh_lib
 from parallel.contraction import contract
 from parallel.mesh import HEADS
-from parallel.streaming import Chunking, map_points
+from parallel.streaming import Chunking, Places, map_points
 
 
 class MLPWeights(NamedTuple):
@@ -50,9 +50,11 @@ class MLP(nnx.Module):
         rngs: nnx.Rngs,
         dtype: jax.typing.DTypeLike = jnp.float32,
         param_dtype: jax.typing.DTypeLike = jnp.float32,
-    ):
+    ) -> None:
         """Makes the weights; arguments as `Linear` and `Activation` take them."""
-        types = dict(rngs=rngs, initial=initial, dtype=dtype, param_dtype=param_dtype)
+        types: LinearOptions = dict(
+            rngs=rngs, initial=initial, dtype=dtype, param_dtype=param_dtype
+        )
         self.linear_in = Linear(in_features, hidden_features, out_axis=HEADS, **types)
         self.activation = Activation(act, param_dtype=param_dtype)
         self.linear_out = Linear(hidden_features, out_features, in_axis=HEADS, **types)
@@ -67,7 +69,7 @@ class MLP(nnx.Module):
         """`x` and, added to it, the perceptron of `x` normalized."""
         return self._map(x, norm)
 
-    def _map(self, x, norm: LayerNorm | None):
+    def _map(self, x: Array, norm: LayerNorm | None) -> Array:
         groups = mesh_lib.axis_size(HEADS)
         if self.hidden_features % groups:
             groups = 1
@@ -81,7 +83,14 @@ class MLP(nnx.Module):
         return map_points(apply, chunking, weights, {}, x.astype(self.dtype))
 
 
-def _perceptron(activation: str, residual: bool, weights: MLPWeights, latents, x, places):
+def _perceptron(
+    activation: str,
+    residual: bool,
+    weights: MLPWeights,
+    latents: dict[str, Array],
+    x: Array,
+    places: Places,
+) -> Array:
     """The perceptron on a chunk of points; if `residual`, of these standardized and added."""
     seen = heads_lib.visible(x, None, normalized=residual)
     hidden = contract("bnc,gcf->bngf", seen, weights.linear_in.kernel)

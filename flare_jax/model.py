@@ -8,6 +8,7 @@ from flax import nnx
 
 from flare_jax.attention import FLAREAttention
 from flare_jax.transformer import PointTransformer
+from parallel.annotations import Integer
 
 
 class FLARE(PointTransformer):
@@ -39,7 +40,7 @@ class FLARE(PointTransformer):
         slice_num: int = 32,
         unified_pos: bool = False,
         ref: int = 8,
-        structured_shape: Sequence[int] | None = None,
+        structured_shape: Sequence[Integer] | None = None,
         time_input: bool = False,
         *,
         rngs: nnx.Rngs,
@@ -49,7 +50,7 @@ class FLARE(PointTransformer):
         attention_backend: str = "auto",
         dtype: jax.typing.DTypeLike | None = None,
         param_dtype: jax.typing.DTypeLike = jnp.float32,
-    ):
+    ) -> None:
         """Makes the weights and places them on the mesh of the context.
 
         Args:
@@ -86,7 +87,9 @@ class FLARE(PointTransformer):
         if chunk_size is not None and chunk_size < 1:
             raise ValueError(f"chunk_size: expected at least 1, or None; got {chunk_size}")
 
-        def make_attention(rngs: nnx.Rngs, dtype: jax.typing.DTypeLike, grid) -> FLAREAttention:
+        def make_attention(
+            rngs: nnx.Rngs, dtype: jax.typing.DTypeLike, grid: tuple[int, ...] | None
+        ) -> FLAREAttention:
             return FLAREAttention(
                 n_hidden,
                 n_head,

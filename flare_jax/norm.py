@@ -25,7 +25,7 @@ class LayerNorm(nnx.Module):
         *,
         dtype: jax.typing.DTypeLike = jnp.float32,
         param_dtype: jax.typing.DTypeLike = jnp.float32,
-    ):
+    ) -> None:
         """Makes the weights.
 
         Args:
@@ -50,7 +50,7 @@ def standardize(x: Float[Array, "*B C"]) -> Float[Array, "*B C"]:
     return _standardize_forward(x)[0]
 
 
-def _standardize_forward(x):
+def _standardize_forward(x: Array) -> tuple[Array, tuple[Array, Array]]:
     wide = x.astype(accumulation_dtype(x.dtype))
     deviation = wide - wide.mean(-1, keepdims=True)
     rate = jax.lax.rsqrt(jnp.square(deviation).mean(-1, keepdims=True) + _EPSILON)
@@ -58,7 +58,7 @@ def _standardize_forward(x):
     return y, (y, rate)
 
 
-def _standardize_backward(residuals, d_y):
+def _standardize_backward(residuals: tuple[Array, Array], d_y: Array) -> tuple[Array]:
     y, rate = residuals
     y, d_y = y.astype(rate.dtype), d_y.astype(rate.dtype)
     slope = sum_of_products(d_y, y, -1) / y.shape[-1]

@@ -6,9 +6,10 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Bool, Float
+from jax.typing import DTypeLike
+from jaxtyping import Array, Bool, Float, Key, PyTree
 
-from flare_jax.block import Block, BlockStack
+from flare_jax.block import Block, BlockStack, PointAttention
 from flare_jax.checks import (
     check_dropout,
     check_heads,
@@ -19,10 +20,11 @@ from flare_jax.checks import (
 from flare_jax.embeddings import TimeEmbedding, unified_position
 from flare_jax.heads import hide
 from flare_jax.inputs import PointLayout, check_mask, check_points, check_real
-from flare_jax.linear import Linear
+from flare_jax.linear import LayerOptions, Linear
 from flare_jax.mlp import MLP
 from flare_jax.norm import LayerNorm
 from parallel import mesh as mesh_lib
+from parallel.annotations import AnyArray, Integer
 from parallel.parameters import place_parameters
 from parallel.points import grid_shape
 
@@ -36,7 +38,7 @@ class PointTransformer(nnx.Module):
     def __init__(
         self,
         make_attention: Callable[
-            [nnx.Rngs, jax.typing.DTypeLike, tuple[int, ...] | None], nnx.Module
+            [nnx.Rngs, jax.typing.DTypeLike, tuple[int, ...] | None], PointAttention
         ],
         *,
         functional_dim: int,
@@ -50,14 +52,14 @@ class PointTransformer(nnx.Module):
         mlp_ratio: int,
         unified_pos: bool,
         ref: int,
-        structured_shape: Sequence[int] | None,
+        structured_shape: Sequence[Integer] | None,
         time_input: bool,
         noisy: bool,
         remat: str,
         rngs: nnx.Rngs,
         dtype: jax.typing.DTypeLike | None,
         param_dtype: jax.typing.DTypeLike,
-    ):
+    ) -> None:
         """Makes the weights and places them on the mesh of the context.
 
         Args:
@@ -119,7 +121,7 @@ class PointTransformer(nnx.Module):
         self.deterministic = False
         self.dropout_rngs = rngs.dropout.fork()
 
-        types = dict(rngs=rngs, dtype=dtype, param_dtype=param_dtype)
+        types: LayerOptions = dict(rngs=rngs, dtype=dtype, param_dtype=param_dtype)
         self.preprocess = MLP(
             functional_dim + embedding_dim, 2 * n_hidden, n_hidden, act=act, **types
         )
@@ -144,10 +146,10 @@ class PointTransformer(nnx.Module):
 
     def __call__(
         self,
-        fx: Float[Array, "B *N C_in"],
-        embedding: Float[Array, "B *N C_emb"] | None = None,
-        time: Float[Array, " B"] | None = None,
-        point_mask: Bool[Array, "B *N"] | None = None,
+        fx: Float[AnyArray, "B *N C_in"],
+        embedding: Float[AnyArray, "B *_N C_emb"] | None = None,
+        time: Float[AnyArray, " B"] | None = None,
+        point_mask: Bool[AnyArray, "B *_N"] | None = None,
     ) -> Float[Array, "B *N C_out"]:
         """Predicts the fields at the points.
 
@@ -175,7 +177,13 @@ class PointTransformer(nnx.Module):
         graph, weights = nnx.split(self)
         return _apply(graph, layout, weights, *map(mesh_lib.replicate_unsharded, arrays))
 
-    def _check(self, fx, embedding, time, point_mask) -> PointLayout:
+    def _check(
+        self,
+        fx: AnyArray,
+        embedding: AnyArray | None,
+        time: AnyArray | None,
+        point_mask: AnyArray | None,
+    ) -> PointLayout:
         check_heads_divide(self.n_head)
         grid, padded = self.structured_shape, point_mask is not None
         layout = check_points("fx", fx, self.functional_dim, grid, padded=padded)
@@ -203,10 +211,19 @@ class PointTransformer(nnx.Module):
                 raise ValueError(f"time: expected {expected}; got {got}")
         return layout
 
-    def _forward(self, layout: PointLayout, fx, embedding, time, point_mask, key):
+    def _forward(
+        self,
+        layout: PointLayout,
+        fx: Array,
+        embedding: Array | None,
+        time: Array | None,
+        point_mask: Array | None,
+        key: Key[Array, ""] | None,
+    ) -> Array:
         mask = layout.flatten_mask(point_mask, fx.shape[0])
         fx = layout.flatten(fx.astype(self.dtype))
-        if self.unified_pos:
+        if embedding is None:
+            assert self.structured_shape is not None, "unified_pos is for grids alone"
             embedding = unified_position(self.structured_shape, self.ref, layout.rows)
             embedding = jnp.broadcast_to(
                 embedding.astype(self.dtype), (fx.shape[0], *embedding.shape)
@@ -238,10 +255,12 @@ class PointTransformer(nnx.Module):
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _apply(graph: nnx.GraphDef, layout: PointLayout, weights, *arrays):
+def _apply(
+    graph: nnx.GraphDef, layout: PointLayout, weights: PyTree, *arrays: Array | None
+) -> Array:
     """Compiled once a shape; inside a compiled program it is inlined."""
     return nnx.merge(graph, weights)._forward(layout, *arrays)
 
 
-def _time_dtype(dtype):
+def _time_dtype(dtype: DTypeLike) -> jnp.dtype:
     return jnp.result_type(jnp.float32, dtype)

@@ -9,7 +9,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Key
 
 from flare_jax import heads as heads_lib
-from flare_jax.linear import Linear
+from flare_jax.linear import LayerOptions, Linear, LinearOptions
 from flare_jax.norm import LayerNorm
 from geotransolver_jax.projection import SliceProjection
 from geotransolver_jax.slices import (
@@ -48,7 +48,7 @@ class PhysicsAttention(SliceProjection):
         rngs: nnx.Rngs,
         dtype: jax.typing.DTypeLike = jnp.float32,
         param_dtype: jax.typing.DTypeLike = jnp.float32,
-    ):
+    ) -> None:
         """Makes the weights.
 
         Args:
@@ -69,7 +69,7 @@ class PhysicsAttention(SliceProjection):
             ValueError: `heads` does not divide `dim`, and no `width` is given.
         """
         width = heads_lib.head_width(dim, heads) if width is None else width
-        types = dict(rngs=rngs, dtype=dtype, param_dtype=param_dtype)
+        types: LayerOptions = dict(rngs=rngs, dtype=dtype, param_dtype=param_dtype)
         super().__init__(
             dim,
             heads,
@@ -81,9 +81,9 @@ class PhysicsAttention(SliceProjection):
             initial_slices=initial_slices,
             **types,
         )
-        types["initial"] = initial
-        self.project_qkv = Linear(width, 3 * width, use_bias=False, **types)
-        self.project_out = Linear(heads * width, dim, in_axis=HEADS, **types)
+        linear: LinearOptions = {"initial": initial, **types}
+        self.project_qkv = Linear(width, 3 * width, use_bias=False, **linear)
+        self.project_out = Linear(heads * width, dim, in_axis=HEADS, **linear)
         self.dropout = dropout
 
     def __call__(
@@ -156,7 +156,9 @@ class PhysicsAttention(SliceProjection):
         y = self._from_slices(x, latents, point_mask, norm)
         return points_dropout(y, self.dropout, dropout_key)
 
-    def _from_slices(self, x, latents, point_mask, norm):
+    def _from_slices(
+        self, x: Array, latents: Array, point_mask: Array | None, norm: LayerNorm | None
+    ) -> Array:
         weights = self.slice_weights(None, norm)
         output = heads_lib.out_of(self.project_out, self.heads)
         return give_back(self.points(x, point_mask), weights, latents.astype(self.dtype), output)

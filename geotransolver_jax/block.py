@@ -1,5 +1,6 @@
 """The transformer block of GeoTransolver: several clouds, one context."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -7,6 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Key
 
+from flare_jax.linear import LayerTypes
 from flare_jax.mlp import MLP
 from flare_jax.norm import LayerNorm
 from geotransolver_jax.concrete_dropout import ConcreteDropout
@@ -33,7 +35,7 @@ class GALEBlock(nnx.Module):
         rngs: nnx.Rngs,
         dtype: jax.typing.DTypeLike = jnp.float32,
         param_dtype: jax.typing.DTypeLike = jnp.float32,
-    ):
+    ) -> None:
         """Makes the weights.
 
         Args:
@@ -47,7 +49,7 @@ class GALEBlock(nnx.Module):
             dtype: type to compute in.
             param_dtype: type of the weights.
         """
-        types = dict(dtype=dtype, param_dtype=param_dtype)
+        types: LayerTypes = dict(dtype=dtype, param_dtype=param_dtype)
         self.norm_attention = LayerNorm(dim, **types)
         self.attention = attention
         self.norm_mlp = LayerNorm(dim, **types)
@@ -58,11 +60,11 @@ class GALEBlock(nnx.Module):
 
     def __call__(
         self,
-        streams: tuple[Float[Array, "B N C"], ...],
-        point_masks: tuple[Bool[Array, "B N"] | None, ...],
+        streams: tuple[Float[Array, "B _N C"], ...],
+        point_masks: tuple[Bool[Array, "B _N"] | None, ...],
         context: Float[Array, "B H S_c D_c"] | None = None,
         key: Key[Array, ""] | None = None,
-    ) -> tuple[Float[Array, "B N C"], ...]:
+    ) -> tuple[Float[Array, "B _N C"], ...]:
         """Applies the block to every stream, each with random numbers of its own."""
         keys = [None] * len(streams) if key is None else jax.random.split(key, len(streams))
         return tuple(
@@ -84,19 +86,23 @@ class GALEBlock(nnx.Module):
     ) -> Float[Array, "B N C"]:
         """The block, on points of a stream whose latents are known."""
 
-        def attend(key):
+        def attend(key: Key[Array, ""] | None) -> Array:
             norm = self.norm_attention
             return self.attention.give_back(x, latents, point_mask, norm, context, key)
 
         return self._around(x, attend, key)
 
-    def _apply(self, x, point_mask, context, key):
-        def attend(key):
-            return self.attention(x, point_mask, context, key, self.norm_attention)
+    def _apply(
+        self, x: Array, point_mask: Array | None, context: Array | None, key: Key[Array, ""] | None
+    ) -> Array:
+        def attend(key: Key[Array, ""] | None) -> Array:
+            return self.attention(x, point_mask, key, self.norm_attention, context)
 
         return self._around(x, attend, key)
 
-    def _around(self, x, attend, key):
+    def _around(
+        self, x: Array, attend: Callable[[Array | None], Array], key: Key[Array, ""] | None
+    ) -> Array:
         """Residuals, dropouts and the perceptron around an attention."""
         keys = [None] * 3 if key is None else jax.random.split(key, 3)
         x = x + attend(keys[0])

@@ -23,7 +23,7 @@ class ConcreteDropout(nnx.Module):
     The rate is learned only if `regularization_loss` is added to the loss.
     """
 
-    def __init__(self, rate: float, *, param_dtype: jax.typing.DTypeLike = jnp.float32):
+    def __init__(self, rate: float, *, param_dtype: jax.typing.DTypeLike = jnp.float32) -> None:
         """Makes the rate.
 
         Args:
@@ -54,7 +54,7 @@ class ConcreteDropout(nnx.Module):
         return kept.astype(x.dtype)
 
 
-def _bounded(logit):
+def _bounded(logit: Array) -> Array:
     """The logit within bounds where its rate can still change; its gradient passes."""
     bounded = jnp.clip(logit, -_LOGIT_BOUND, _LOGIT_BOUND)
     return logit + jax.lax.stop_gradient(bounded - logit)

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, Key
 
+from flare_jax.linear import LayerOptions
 from geotransolver_jax.concrete_dropout import ConcreteDropout
 from geotransolver_jax.neighborhoods import Cloud, MultiScaleFeatures, Neighborhoods
 from geotransolver_jax.projection import SliceProjection
@@ -35,7 +36,7 @@ class ContextTokenizer(SliceProjection):
         rngs: nnx.Rngs,
         dtype: jax.typing.DTypeLike = jnp.float32,
         param_dtype: jax.typing.DTypeLike = jnp.float32,
-    ):
+    ) -> None:
         """Makes the weights; arguments as of `SliceProjection`.
 
         Args:
@@ -106,7 +107,7 @@ class ContextBuilder(nnx.Module):
         rngs: nnx.Rngs,
         dtype: jax.typing.DTypeLike,
         param_dtype: jax.typing.DTypeLike,
-    ):
+    ) -> None:
         """Makes the weights.
 
         Args:
@@ -128,7 +129,7 @@ class ContextBuilder(nnx.Module):
             dtype: type to compute in.
             param_dtype: type of the weights.
         """
-        types = dict(rngs=rngs, dtype=dtype, param_dtype=param_dtype)
+        types: LayerOptions = dict(rngs=rngs, dtype=dtype, param_dtype=param_dtype)
 
         def tokenizer(dim: int, grid: tuple[int, ...] | None = None) -> ContextTokenizer:
             return ContextTokenizer(
@@ -143,18 +144,18 @@ class ContextBuilder(nnx.Module):
                 **types,
             )
 
-        if not local_features:
-            self.local = self.local_tokenizers = None
-        else:
-            self.local = nnx.List(
-                [
-                    MultiScaleFeatures(geometry_dim, radii, counts, n_hidden_local, **types)
-                    for _ in range(streams)
-                ]
-            )
-            self.local_tokenizers = nnx.List(
-                [nnx.List([tokenizer(n_hidden_local) for _ in radii]) for _ in range(streams)]
-            )
+        local, tokenizers = [], []
+        if local_features:
+            assert geometry_dim is not None, "local features are of the geometry's coordinates"
+            local = [
+                MultiScaleFeatures(geometry_dim, radii, counts, n_hidden_local, **types)
+                for _ in range(streams)
+            ]
+            tokenizers = [
+                nnx.List([tokenizer(n_hidden_local) for _ in radii]) for _ in range(streams)
+            ]
+        self.local = nnx.List(local)
+        self.local_tokenizers = nnx.List(tokenizers)
         self.geometry = None if geometry_dim is None else tokenizer(geometry_dim, structured_shape)
         self.globals = None if global_dim is None else tokenizer(global_dim)
         self.sources = streams * len(radii) * local_features
@@ -163,9 +164,9 @@ class ContextBuilder(nnx.Module):
 
     def search(
         self,
-        positions: Sequence[Float[Array, "B N D"]],
+        positions: Sequence[Float[Array, "B _N D"]],
         geometry: Float[Array, "B M D"],
-        point_masks: Sequence[Bool[Array, "B N"] | None],
+        point_masks: Sequence[Bool[Array, "B _N"] | None],
         geometry_mask: Bool[Array, "B M"] | None,
     ) -> tuple[Neighborhoods, ...]:
         """The neighbourhoods of every stream."""
@@ -176,11 +177,11 @@ class ContextBuilder(nnx.Module):
 
     def __call__(
         self,
-        positions: Sequence[Float[Array, "B N D"]] | None,
-        geometry: Float[Array, "B M C"] | None,
-        global_embedding: Float[Array, "B G C"] | None,
+        positions: Sequence[Float[Array, "B _N D"]] | None,
+        geometry: Float[Array, "B M C_geo"] | None,
+        global_embedding: Float[Array, "B G C_g"] | None,
         around_geometry: Sequence[Neighbors] | None,
-        point_masks: Sequence[Bool[Array, "B N"] | None],
+        point_masks: Sequence[Bool[Array, "B _N"] | None],
         geometry_mask: Bool[Array, "B M"] | None,
         global_mask: Bool[Array, "B G"] | None,
         key: Key[Array, ""] | None,
@@ -205,10 +206,12 @@ class ContextBuilder(nnx.Module):
         parts = []
         keys = iter(() if key is None else jax.random.split(key, self.sources))
 
-        def tokenize(tokenizer, x, mask, number=None):
+        def tokenize(
+            tokenizer: ContextTokenizer, x: Array, mask: Array | None, number: Array | None = None
+        ) -> None:
             parts.append(tokenizer(x, mask, next(keys, None), number))
 
-        if self.local is not None:
+        if positions is not None and around_geometry is not None:
             streams = zip(
                 self.local,
                 self.local_tokenizers,
@@ -221,9 +224,9 @@ class ContextBuilder(nnx.Module):
                 features = scales(Cloud.of(stream, mask), found)
                 for tokenizer, x in zip(tokenizers, features, strict=True):
                     tokenize(tokenizer, x, geometry_mask)
-        if geometry is not None:
+        if geometry is not None and self.geometry is not None:
             tokenize(self.geometry, geometry, geometry_mask)
-        if global_embedding is not None:
+        if global_embedding is not None and self.globals is not None:
             tokenize(self.globals, global_embedding, global_mask, global_number)
         return jnp.concatenate(parts, axis=-1) if parts else None
 

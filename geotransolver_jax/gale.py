@@ -5,19 +5,19 @@ the geometry and of global quantities, which every shard of the points has. GALE
 slices of physics attention, GALE_FA for the points themselves beside FLARE attention.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Key
+from jaxtyping import Array, Bool, Float, Key, PyTree
 
 from flare_jax import fused
 from flare_jax import heads as heads_lib
 from flare_jax.activations import gelu
 from flare_jax.attention import FLAREAttention
 from flare_jax.heads import HeadLinear, HeadScores
-from flare_jax.linear import Linear
+from flare_jax.linear import LayerOptions, Linear, LinearOptions
 from flare_jax.mixer import gather_latents, heads_of, latent_chunking, spread_latents
 from flare_jax.norm import LayerNorm
 from geotransolver_jax.attention import PhysicsAttention, attend_latents
@@ -27,7 +27,7 @@ from parallel.contraction import contract, product
 from parallel.parameters import parameter
 from parallel.precision import accumulation_dtype
 from parallel.random import points_dropout
-from parallel.streaming import map_held, map_points
+from parallel.streaming import Places, map_held, map_points
 
 STATE_MIXING_MODES = ("weighted", "concat_project")
 
@@ -62,7 +62,7 @@ class ContextAttention(nnx.Module):
         rngs: nnx.Rngs,
         dtype: jax.typing.DTypeLike = jnp.float32,
         param_dtype: jax.typing.DTypeLike = jnp.float32,
-    ):
+    ) -> None:
         """Makes the weights.
 
         Args:
@@ -82,15 +82,18 @@ class ContextAttention(nnx.Module):
                 f"state_mixing_mode: expected one of {', '.join(STATE_MIXING_MODES)}; "
                 f"got {state_mixing_mode!r}"
             )
-        types = dict(rngs=rngs, initial="uniform", dtype=dtype, param_dtype=param_dtype)
+        types: LinearOptions = dict(
+            rngs=rngs, initial="uniform", dtype=dtype, param_dtype=param_dtype
+        )
         self.query = Linear(width, width, **types)
         self.key = Linear(context_dim, width, **types)
         self.value = Linear(context_dim, width, **types)
         self.weighted = state_mixing_mode == "weighted"
-        if self.weighted:
-            self.mixing = parameter(jnp.zeros((), param_dtype))
-        else:
-            self.mixing = Linear(2 * width, width, **types)
+        self.mixing: nnx.Param[Array] | Linear = (
+            parameter(jnp.zeros((), param_dtype))
+            if self.weighted
+            else Linear(2 * width, width, **types)
+        )
 
     def attended(self, context: Float[Array, "B H S_c D_c"]) -> Attended:
         """What of the context is attended to."""
@@ -109,22 +112,21 @@ class ContextAttention(nnx.Module):
         """Latents that attend to the context, mixed with their `own` self-attention."""
         key, value, middle = self.attended(context)
         cross = attend_latents(self.query(tokens), key, value) + middle
-        if self.weighted:
+        if not isinstance(self.mixing, Linear):
             return weighted_mean(self.mixing[...], own, cross)
         both = jnp.concatenate([own, cross], axis=-1)
         return gelu(self.mixing(both))
 
     def by_heads(self, heads: int) -> tuple[HeadLinear, HeadLinear | jax.Array]:
         """The weights that a chunk of points needs: of the query, and of the mixture."""
-        if self.weighted:
-            mixing = jnp.broadcast_to(self.mixing[...], (heads,))
-        else:
-            mixing = heads_lib.within(self.mixing, heads)
-        return heads_lib.within(self.query, heads), mixing
+        query = heads_lib.within(self.query, heads)
+        if isinstance(self.mixing, Linear):
+            return query, heads_lib.within(self.mixing, heads)
+        return query, jnp.broadcast_to(self.mixing[...], (heads,))
 
 
 def _context_attention(
-    width: int, context_dim: int, state_mixing_mode: str, **types
+    width: int, context_dim: int, state_mixing_mode: str, **types: Unpack[LayerOptions]
 ) -> ContextAttention | None:
     """The cross-attention of a layer; none where there is no context."""
     if not context_dim:
@@ -132,7 +134,18 @@ def _context_attention(
     return ContextAttention(width, context_dim, state_mixing_mode, **types)
 
 
-def weighted_mean(mixing, own, cross):
+def cross_attention(layer: "GALE | GALEFA") -> ContextAttention:
+    """The cross-attention of a layer that is given a context.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if layer.cross is None:
+        raise ValueError("context: expected None, since context_dim=0; got latents")
+    return layer.cross
+
+
+def weighted_mean(mixing: Array, own: Array, cross: Array) -> Array:
     """`own` by the sigmoid of `mixing`, and `cross` by the rest."""
     share = jax.nn.sigmoid(mixing.astype(accumulation_dtype(own.dtype)))
     return (share * own + (1 - share) * cross).astype(own.dtype)
@@ -156,7 +169,7 @@ class GALE(PhysicsAttention):
         rngs: nnx.Rngs,
         dtype: jax.typing.DTypeLike = jnp.float32,
         param_dtype: jax.typing.DTypeLike = jnp.float32,
-    ):
+    ) -> None:
         """Makes the weights.
 
         Args:
@@ -174,7 +187,7 @@ class GALE(PhysicsAttention):
             dtype: type to compute in.
             param_dtype: type of the weights.
         """
-        types = dict(rngs=rngs, dtype=dtype, param_dtype=param_dtype)
+        types: LayerOptions = dict(rngs=rngs, dtype=dtype, param_dtype=param_dtype)
         super().__init__(
             dim,
             heads,
@@ -195,27 +208,27 @@ class GALE(PhysicsAttention):
         self,
         x: Float[Array, "B N C"],
         point_mask: Bool[Array, "B N"] | None = None,
-        context: Float[Array, "B H S_c D_c"] | None = None,
         key: Key[Array, ""] | None = None,
         norm: LayerNorm | None = None,
+        context: Float[Array, "B H S_c D_c"] | None = None,
     ) -> Float[Array, "B N C"]:
         """Mixes the points of each sample, and the context in.
 
         Args:
             x: points; on a mesh N divides by the `points` axis.
             point_mask: True where a point is real.
-            context: latents of the context; without it points attend to each other only.
             key: randomness of noise and dropout; without it there is none.
             norm: normalizes the points in front.
+            context: latents of the context; without it points attend to each other only.
 
         Returns:
             The mixed points.
         """
         noise_key, dropout_key = (None, None) if key is None else jax.random.split(key)
 
-        def attend(tokens):
+        def attend(tokens: Array) -> Array:
             own = self.attend(tokens)
-            return own if context is None else self.cross.attend(own, tokens, context)
+            return own if context is None else cross_attention(self).attend(own, tokens, context)
 
         y = self.through_slices(x, point_mask, noise_key, norm, attend)
         return output_dropout(self, y, dropout_key)
@@ -228,7 +241,7 @@ class GALE(PhysicsAttention):
         """What attention among the slices and to the context makes of their tokens."""
         tokens = gathered.astype(self.dtype)
         own = self.attend(tokens)
-        return own if context is None else self.cross.attend(own, tokens, context)
+        return own if context is None else cross_attention(self).attend(own, tokens, context)
 
     def give_back(
         self,
@@ -260,7 +273,7 @@ class GALEFA(FLAREAttention):
         rngs: nnx.Rngs,
         dtype: jax.typing.DTypeLike = jnp.float32,
         param_dtype: jax.typing.DTypeLike = jnp.float32,
-    ):
+    ) -> None:
         """Makes the weights.
 
         Args:
@@ -276,7 +289,7 @@ class GALEFA(FLAREAttention):
             dtype: type to compute in.
             param_dtype: type of the weights.
         """
-        types = dict(rngs=rngs, dtype=dtype, param_dtype=param_dtype)
+        types: LayerOptions = dict(rngs=rngs, dtype=dtype, param_dtype=param_dtype)
         super().__init__(
             dim,
             heads,
@@ -296,9 +309,9 @@ class GALEFA(FLAREAttention):
         self,
         x: Float[Array, "B N C"],
         point_mask: Bool[Array, "B N"] | None = None,
-        context: Float[Array, "B H S_c D_c"] | None = None,
         key: Key[Array, ""] | None = None,
         norm: LayerNorm | None = None,
+        context: Float[Array, "B H S_c D_c"] | None = None,
     ) -> Float[Array, "B N C"]:
         """Mixes the points of each sample, and the context in; arguments as of `GALE`."""
         if context is None:
@@ -309,11 +322,11 @@ class GALEFA(FLAREAttention):
         chunking = latent_chunking(weights, fused=kernel)
         x = x.astype(self.dtype)
         z, held = gather_latents(x, weights, value, point_mask, chunking, fused=kernel)
-        query, mixing = self.cross.by_heads(self.heads)
-        context = seen_by_points(self.cross.attended(context), query, self.scale)
-        weights = (heads_lib.out_of(self.project_out, self.heads), mixing)
+        query, mixing = cross_attention(self).by_heads(self.heads)
+        seen = seen_by_points(cross_attention(self).attended(context), query, self.scale)
+        outer = (heads_lib.out_of(self.project_out, self.heads), mixing)
         spread = _spread_fused if kernel else _spread
-        y = map_held(spread, chunking, weights, {"z": z, "context": context}, held)
+        y = map_held(spread, chunking, outer, {"z": z, "context": seen}, held)
         return output_dropout(self, y, key)
 
     def give_back(
@@ -330,8 +343,8 @@ class GALEFA(FLAREAttention):
             y = super().give_back(x, latents, point_mask, norm)
             return output_dropout(self, y, dropout_key)
         own = self.latent_weights(norm)
-        query, mixing = self.cross.by_heads(self.heads)
-        seen = seen_by_points(self.cross.attended(context), query, self.scale)
+        query, mixing = cross_attention(self).by_heads(self.heads)
+        seen = seen_by_points(cross_attention(self).attended(context), query, self.scale)
         weights = (own, (heads_lib.out_of(self.project_out, self.heads), mixing))
         points = {"x": x.astype(self.dtype)}
         if point_mask is not None:
@@ -364,7 +377,7 @@ def seen_by_points(context: Attended, query: HeadLinear, scale: float) -> SeenBy
     return SeenByPoints(scores, bias, context.value, context.middle.swapaxes(2, 3))
 
 
-def _spread(weights, latents, chunk, places):
+def _spread(weights: PyTree, latents: PyTree, chunk: dict[str, Array], places: Places) -> Array:
     """A chunk of points from the latents and from the context."""
     weights, (output, mixing) = weights
     heads = heads_of(weights, chunk)
@@ -383,7 +396,9 @@ def _spread(weights, latents, chunk, places):
     return heads_lib.map_out(output, mixed, chunk.get("mask"))
 
 
-def _spread_fused(weights, latents, chunk, places):
+def _spread_fused(
+    weights: PyTree, latents: PyTree, chunk: dict[str, Array], places: Places
+) -> Array:
     """The same through the fused kernel, where points stand before heads."""
     weights, (output, mixing) = weights
     heads = fused.heads_of(weights, chunk)

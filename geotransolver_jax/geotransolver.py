@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Key
+from jaxtyping import Array, Bool, Float, Key, PyTree
 
 from flare_jax.block import BlockStack
 from flare_jax.checks import (
@@ -20,7 +20,7 @@ from flare_jax.checks import (
 )
 from flare_jax.heads import hide
 from flare_jax.inputs import PointLayout, check_points
-from flare_jax.linear import Linear
+from flare_jax.linear import LayerOptions, Linear
 from flare_jax.mlp import MLP
 from flare_jax.norm import LayerNorm
 from geotransolver_jax.block import GALEBlock
@@ -31,10 +31,12 @@ from geotransolver_jax.inputs import (
     Layouts,
     check_inputs,
     pad_neighborhoods,
+    taken_width,
     widths,
 )
 from geotransolver_jax.neighborhoods import Neighborhoods
 from parallel import mesh as mesh_lib
+from parallel.annotations import AnyArray, Integer
 from parallel.mesh import DATA, POINTS
 from parallel.neighbors import Neighbors
 from parallel.parameters import place_parameters
@@ -67,8 +69,8 @@ class GeoTransolver(nnx.Module):
 
     def __init__(
         self,
-        functional_dim: int | Sequence[int],
-        out_dim: int | Sequence[int],
+        functional_dim: Integer | Sequence[Integer],
+        out_dim: Integer | Sequence[Integer],
         geometry_dim: int | None = None,
         global_dim: int | None = None,
         n_layers: int = 4,
@@ -82,9 +84,9 @@ class GeoTransolver(nnx.Module):
         plus: bool = False,
         include_local_features: bool = False,
         radii: Sequence[float] | None = None,
-        neighbors_in_radius: Sequence[int] | None = None,
+        neighbors_in_radius: Sequence[Integer] | None = None,
         n_hidden_local: int = 32,
-        structured_shape: Sequence[int] | None = None,
+        structured_shape: Sequence[Integer] | None = None,
         attention_type: str = "GALE",
         concrete_dropout: bool = False,
         state_mixing_mode: str = "weighted",
@@ -94,7 +96,7 @@ class GeoTransolver(nnx.Module):
         attention_backend: str = "auto",
         dtype: jax.typing.DTypeLike | None = None,
         param_dtype: jax.typing.DTypeLike = jnp.float32,
-    ):
+    ) -> None:
         """Makes the weights and places them on the mesh of the context.
 
         Args:
@@ -183,7 +185,7 @@ class GeoTransolver(nnx.Module):
         self.deterministic = False
         self.dropout_rngs = rngs.dropout.fork()
 
-        types = dict(rngs=rngs, dtype=dtype, param_dtype=param_dtype)
+        types: LayerOptions = dict(rngs=rngs, dtype=dtype, param_dtype=param_dtype)
         self.context = ContextBuilder(
             len(functional_dims),
             n_head,
@@ -210,9 +212,8 @@ class GeoTransolver(nnx.Module):
         dim = n_hidden + n_hidden_local * len(scales)
 
         def make_block(rngs: nnx.Rngs) -> GALEBlock:
-            types = dict(rngs=rngs, dtype=dtype, param_dtype=param_dtype)
-            shared = dict(dropout=dropout, concrete_dropout=concrete_dropout)
-            options = dict(context_dim=self.context.dim, state_mixing_mode=state_mixing_mode)
+            types: LayerOptions = dict(rngs=rngs, dtype=dtype, param_dtype=param_dtype)
+            attention: GALE | GALEFA
             if attention_type == "GALE":
                 attention = GALE(
                     dim,
@@ -220,8 +221,10 @@ class GeoTransolver(nnx.Module):
                     slice_num,
                     plus=plus,
                     structured_shape=structured_shape,
-                    **options,
-                    **shared,
+                    context_dim=self.context.dim,
+                    state_mixing_mode=state_mixing_mode,
+                    dropout=dropout,
+                    concrete_dropout=concrete_dropout,
                     **types,
                 )
             else:
@@ -230,11 +233,21 @@ class GeoTransolver(nnx.Module):
                     n_head,
                     slice_num,
                     attention_backend=attention_backend,
-                    **options,
-                    **shared,
+                    context_dim=self.context.dim,
+                    state_mixing_mode=state_mixing_mode,
+                    dropout=dropout,
+                    concrete_dropout=concrete_dropout,
                     **types,
                 )
-            return GALEBlock(attention, dim, mlp_ratio=mlp_ratio, act=act, **shared, **types)
+            return GALEBlock(
+                attention,
+                dim,
+                mlp_ratio=mlp_ratio,
+                act=act,
+                dropout=dropout,
+                concrete_dropout=concrete_dropout,
+                **types,
+            )
 
         self.stack = BlockStack(make_block, n_layers, remat=remat, rngs=rngs)
         norm = lambda: LayerNorm(dim, dtype=dtype, param_dtype=param_dtype)  # noqa: E731
@@ -249,16 +262,20 @@ class GeoTransolver(nnx.Module):
 
     def __call__(
         self,
-        local_embedding: Float[Array, "B *N C"] | Sequence[Float[Array, "B *N C"]],
-        local_positions: Float[Array, "B N 3"] | Sequence[Float[Array, "B N 3"]] | None = None,
-        global_embedding: Float[Array, "B G C_g"] | None = None,
-        geometry: Float[Array, "B *M C_geo"] | None = None,
+        local_embedding: Float[AnyArray, "B *_N _C"] | Sequence[Float[AnyArray, "B *_N _C"]],
+        local_positions: Float[AnyArray, "B _N 3"]
+        | Sequence[Float[AnyArray, "B _N 3"]]
+        | None = None,
+        global_embedding: Float[AnyArray, "B G C_g"] | None = None,
+        geometry: Float[AnyArray, "B *M C_geo"] | None = None,
         time: None = None,
         *,
         return_embedding_states: bool = False,
         return_point_features: bool = False,
-        point_mask: Bool[Array, "B *N"] | Sequence[Bool[Array, "B *N"] | None] | None = None,
-        geometry_mask: Bool[Array, "B *M"] | None = None,
+        point_mask: Bool[AnyArray, "B *_N"]
+        | Sequence[Bool[AnyArray, "B *_N"] | None]
+        | None = None,
+        geometry_mask: Bool[AnyArray, "B *_M"] | None = None,
         neighborhoods: Neighborhoods | Sequence[Neighborhoods] | None = None,
     ) -> Any:
         """Predicts the fields at the points of each stream.
@@ -317,19 +334,19 @@ class GeoTransolver(nnx.Module):
         extra += [features] if return_point_features else []
         return (outputs, *extra) if extra else outputs
 
-    def _forward(self, layouts: Layouts, inputs: Inputs, key) -> "_Result":
+    def _forward(self, layouts: Layouts, inputs: Inputs, key: Key[Array, ""] | None) -> "_Result":
         batch = inputs.embeddings[0].shape[0]
         masks = tuple(
             layout.flatten_mask(mask, batch)
             for layout, mask in zip(layouts.streams, inputs.point_masks, strict=True)
         )
         geometry, geometry_mask = None, None
-        if inputs.geometry is not None:
+        if inputs.geometry is not None and layouts.geometry is not None:
             geometry_mask = layouts.geometry.flatten_mask(inputs.geometry_mask, batch)
             geometry = _flatten(layouts.geometry, inputs.geometry, geometry_mask)
         context_key, stack_key = (None, None) if key is None else jax.random.split(key)
         positions, neighborhoods = None, inputs.neighborhoods
-        if self.include_local_features:
+        if inputs.positions is not None and geometry is not None and layouts.geometry is not None:
             positions = tuple(map(_flatten, layouts.streams, inputs.positions, masks))
             if neighborhoods is None:
                 neighborhoods = self.context.search(positions, geometry, masks, geometry_mask)
@@ -351,35 +368,37 @@ class GeoTransolver(nnx.Module):
             zip(layouts.streams, inputs.embeddings, strict=True)
         ):
             features = None
-            if neighborhoods is not None:
+            if neighborhoods is not None and geometry is not None:
                 around = neighborhoods[i].of_points
                 features = self.context.local_features(i, geometry, geometry_mask, around)
             x = _flatten(layout, embedding, masks[i])
             streams.append(self.enter(i, x, masks[i], features))
         streams = self.stack(tuple(streams), masks, context, key=stack_key)
 
-        outputs, features = [], []
+        outputs, point_features = [], []
         for i, (layout, x, mask) in enumerate(zip(layouts.streams, streams, masks, strict=True)):
             outputs.append(layout.unflatten(self.leave(i, x, mask)))
-            features.append(hide(x, mask)[:, : layout.points])
-        return _Result(tuple(outputs), context, tuple(features))
+            point_features.append(hide(x, mask)[:, : layout.points])
+        return _Result(tuple(outputs), context, tuple(point_features))
 
     def make_context(
         self,
-        positions: Sequence[Float[Array, "B N 3"]] | None,
-        point_masks: Sequence[Bool[Array, "B N"] | None],
+        positions: Sequence[Float[Array, "B _N 3"]] | None,
+        point_masks: Sequence[Bool[Array, "B _N"] | None],
         around_geometry: Sequence[Neighbors] | None,
         geometry: Float[Array, "B M C_geo"] | None,
         geometry_mask: Bool[Array, "B M"] | None,
-        global_embedding: Float[Array, "B G C_g"] | None,
+        global_embedding: Float[AnyArray, "B G C_g"] | None,
         key: Key[Array, ""] | None = None,
     ) -> Float[Array, "B H S D_c"] | None:
         """What the blocks are given as context; arguments as of `ContextBuilder`."""
-        tokens, mask, number = global_embedding, None, None
-        if tokens is not None:
-            layout = check_points("global_embedding", tokens, self.global_dim, None, padded=False)
-            mask = layout.flatten_mask(None, tokens.shape[0])
-            tokens, mask, number = _two_rows_a_shard(_flatten(layout, tokens, mask), mask)
+        tokens, mask, number = None, None, None
+        if global_embedding is not None:
+            width = taken_width("global_embedding", self.global_dim, "global_dim")
+            layout = check_points("global_embedding", global_embedding, width, None, padded=False)
+            mask = layout.flatten_mask(None, global_embedding.shape[0])
+            tokens = _flatten(layout, global_embedding, mask)
+            tokens, mask, number = _two_rows_a_shard(tokens, mask)
         return self.context(
             positions,
             geometry,
@@ -417,18 +436,26 @@ class _Result(NamedTuple):
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _apply(graph: nnx.GraphDef, layouts: Layouts, weights, inputs: Inputs, key) -> _Result:
+def _apply(
+    graph: nnx.GraphDef,
+    layouts: Layouts,
+    weights: PyTree,
+    inputs: Inputs,
+    key: Key[Array, ""] | None,
+) -> _Result:
     """Compiled once a shape; inside a compiled program it is inlined."""
     return nnx.merge(graph, weights)._forward(layouts, inputs, key)
 
 
-def _flatten(layout: PointLayout, x, mask):
+def _flatten(layout: PointLayout, x: AnyArray, mask: Array | None) -> Array:
     """Points along one axis, in float32 or wider, zero where they are padding."""
     x = layout.flatten(x.astype(accumulation_dtype(x.dtype)))
     return x if mask is None else jnp.where(mask[..., None], x, 0)
 
 
-def _two_rows_a_shard(x: Float[Array, "B N C"], mask: Bool[Array, "B N"] | None):
+def _two_rows_a_shard(
+    x: Float[Array, "B N C"], mask: Bool[Array, "B N"] | None
+) -> tuple[Array, Array | None, Array | None]:
     """Points padded so that no shard has one alone, their mask, and the number of each.
 
     XLA's GPU compiler stops at the gradient of a shard that has one sample of one point, as a
@@ -439,19 +466,24 @@ def _two_rows_a_shard(x: Float[Array, "B N C"], mask: Bool[Array, "B N"] | None)
         return x, mask, None
     mask = jnp.ones(x.shape[:2], bool) if mask is None else mask
 
-    def beside_padding(array):
+    def beside_padding(array: Array) -> Array:
         """Each row followed by one of zeros, which its shard has at hand."""
         pairs = jnp.stack([array, jnp.zeros_like(array)], axis=2)
         return pairs.reshape(array.shape[0], 2 * points, *array.shape[2:])
 
     number = jnp.broadcast_to(jnp.arange(2 * points) // 2, (x.shape[0], 2 * points))
     x, mask = beside_padding(x), beside_padding(mask)
-    flat = (mesh_lib.constrain(array, DATA, POINTS) for array in (mask, number))
-    return mesh_lib.constrain(x, DATA, POINTS, None), *flat
+    mask, number = (mesh_lib.constrain(array, DATA, POINTS) for array in (mask, number))
+    return mesh_lib.constrain(x, DATA, POINTS, None), mask, number
 
 
 def _check_local_features(
-    include: bool, geometry_dim, structured_shape, radii, counts, features: int
+    include: bool,
+    geometry_dim: int | None,
+    structured_shape: tuple[int, ...] | None,
+    radii: Sequence[float] | None,
+    counts: Sequence[Integer] | None,
+    features: int,
 ) -> list[tuple[float, int]]:
     """Radius and count of each scale; none without local features."""
     if not include:
@@ -475,7 +507,7 @@ def _check_local_features(
         )
     if not all(radius > 0 for radius in radii):
         raise ValueError(f"radii: expected positive numbers; got {radii}")
-    if not all(isinstance(count, Integral) and count >= 1 for count in counts):
+    if not all(isinstance(count, Integral) and int(count) >= 1 for count in counts):
         raise ValueError(f"neighbors_in_radius: expected positive integers; got {counts}")
     check_positive(n_hidden_local=features)
     if features < 2:
@@ -483,9 +515,10 @@ def _check_local_features(
     return list(zip(radii, counts, strict=True))
 
 
-def _numbers(name: str, values) -> list:
-    valid = isinstance(values, Iterable) and not isinstance(values, str)
-    numbers = list(values) if valid else []
-    if not valid or not all(isinstance(x, Real) and not isinstance(x, bool) for x in numbers):
+def _numbers(name: str, values: object) -> list:
+    numbers = list(values) if isinstance(values, Iterable) else [None]
+    if isinstance(values, str) or not all(
+        isinstance(x, Real) and not isinstance(x, bool) for x in numbers
+    ):
         raise ValueError(f"{name}: expected a list of numbers; got {values!r}")
     return numbers

@@ -2,19 +2,26 @@
 
 from collections.abc import Sequence
 from numbers import Integral
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Bool, Float
 
 from flare_jax.inputs import PointLayout, check_mask, check_points, check_real, is_visible
 from geotransolver_jax.neighborhoods import Neighborhoods
 from parallel import mesh as mesh_lib
+from parallel.annotations import AnyArray, Integer
 from parallel.mesh import DATA, POINTS
 from parallel.neighbors import Neighbors
 from parallel.points import pad_axis
+
+if TYPE_CHECKING:
+    from geotransolver_jax.geotransolver import GeoTransolver
+
+# One array a stream, or the array of the only one.
+_Streams = AnyArray | Sequence[AnyArray | None]
 
 
 class Inputs(NamedTuple):
@@ -30,12 +37,12 @@ class Inputs(NamedTuple):
         neighborhoods: neighbours that were found before, or `None`.
     """
 
-    embeddings: tuple[Float[Array, "B *N C"], ...]
-    positions: tuple[Float[Array, "B N 3"], ...] | None
-    point_masks: tuple[Bool[Array, "B *N"] | None, ...]
-    global_embedding: Float[Array, "B G C_g"] | None
-    geometry: Float[Array, "B *M C_geo"] | None
-    geometry_mask: Bool[Array, "B *M"] | None
+    embeddings: tuple[Float[AnyArray, "B *_N _C"], ...]
+    positions: tuple[Float[AnyArray, "B _N 3"], ...] | None
+    point_masks: tuple[Bool[AnyArray, "B *_N"] | None, ...]
+    global_embedding: Float[AnyArray, "B G C_g"] | None
+    geometry: Float[AnyArray, "B *M C_geo"] | None
+    geometry_mask: Bool[AnyArray, "B *M"] | None
     neighborhoods: tuple[Neighborhoods, ...] | None
 
 
@@ -53,28 +60,28 @@ class Layouts(NamedTuple):
     globals: PointLayout | None
 
 
-def widths(name: str, value: int | Sequence[int]) -> tuple[int, ...]:
+def widths(name: str, value: Integer | Sequence[Integer]) -> tuple[int, ...]:
     """One width or several, as a tuple.
 
     Raises:
         ValueError: something else.
     """
-    given = [value] if isinstance(value, Integral) else value
+    given: Any = [value] if isinstance(value, Integral) else value
     valid = isinstance(given, Sequence) and not isinstance(given, str | bytes) and len(given)
-    if not valid or not all(isinstance(width, Integral) and width >= 1 for width in given):
+    if not valid or not all(isinstance(width, Integral) and int(width) >= 1 for width in given):
         raise ValueError(f"{name}: expected a positive integer, or one a stream; got {value!r}")
     return tuple(int(width) for width in given)
 
 
 def check_inputs(
-    model,
-    local_embedding,
-    local_positions,
-    global_embedding,
-    geometry,
-    point_mask,
-    geometry_mask,
-    neighborhoods,
+    model: "GeoTransolver",
+    local_embedding: _Streams,
+    local_positions: _Streams | None,
+    global_embedding: AnyArray | None,
+    geometry: AnyArray | None,
+    point_mask: _Streams | None,
+    geometry_mask: AnyArray | None,
+    neighborhoods: Neighborhoods | Sequence[Neighborhoods] | None,
 ) -> tuple[Inputs, Layouts]:
     """Checks the arguments of a call of a `GeoTransolver`.
 
@@ -101,8 +108,6 @@ def check_inputs(
     batch = embeddings[0].shape[0]
 
     of_geometry = of_globals = None
-    _check_source("geometry", geometry, model.geometry_dim, "geometry_dim")
-    _check_source("global_embedding", global_embedding, model.global_dim, "global_dim")
     if (geometry is None) != (global_embedding is None) and None not in (
         model.geometry_dim,
         model.global_dim,
@@ -113,22 +118,22 @@ def check_inputs(
             "global embedding together; got None"
         )
     if geometry is not None:
+        width = taken_width("geometry", model.geometry_dim, "geometry_dim")
         padded = geometry_mask is not None
-        of_geometry = check_points("geometry", geometry, model.geometry_dim, grid, padded=padded)
+        of_geometry = check_points("geometry", geometry, width, grid, padded=padded)
         _check_batch("geometry", geometry, batch)
         check_mask("geometry_mask", geometry_mask, batch, of_geometry)
     elif geometry_mask is not None:
         raise ValueError("geometry_mask: expected None without a geometry; got one")
     if global_embedding is not None:
-        of_globals = check_points(
-            "global_embedding", global_embedding, model.global_dim, None, padded=False
-        )
+        width = taken_width("global_embedding", model.global_dim, "global_dim")
+        of_globals = check_points("global_embedding", global_embedding, width, None, padded=False)
         _check_batch("global_embedding", global_embedding, batch)
 
     positions, found = None, None
     if model.include_local_features:
         positions = _positions(local_positions, local_embedding, layouts, masks, batch)
-        if geometry is None:
+        if geometry is None or of_geometry is None:
             raise ValueError(
                 "geometry: expected its points, since include_local_features=True; got None"
             )
@@ -143,7 +148,7 @@ def check_inputs(
     return inputs, Layouts(tuple(layouts), of_geometry, of_globals)
 
 
-def check_finite(name: str, x: jax.Array | np.ndarray, mask) -> None:
+def check_finite(name: str, x: jax.Array | np.ndarray, mask: AnyArray | None) -> None:
     """Refuses coordinates of real points that are not finite; under `jax.jit` nothing is seen."""
     if mesh_lib.is_traced() or not all(is_visible(array) for array in (x, mask)):
         return
@@ -158,7 +163,9 @@ def check_finite(name: str, x: jax.Array | np.ndarray, mask) -> None:
         )
 
 
-def pad_neighborhoods(found: Neighborhoods, points: PointLayout, geometry: PointLayout):
+def pad_neighborhoods(
+    found: Neighborhoods, points: PointLayout, geometry: PointLayout
+) -> Neighborhoods:
     """Neighbours for the padded points, where padding has none."""
 
     def pad(neighbors: Neighbors, layout: PointLayout) -> Neighbors:
@@ -173,7 +180,7 @@ def pad_neighborhoods(found: Neighborhoods, points: PointLayout, geometry: Point
     return Neighborhoods(pad(found.of_points, points), pad(found.of_geometry, geometry))
 
 
-def _streams(name: str, value, count: int) -> tuple:
+def _streams(name: str, value: object, count: int) -> tuple:
     values = (value,) if hasattr(value, "ndim") else value
     if not isinstance(values, Sequence) or isinstance(values, str):
         raise ValueError(
@@ -191,23 +198,35 @@ def _streams(name: str, value, count: int) -> tuple:
     return tuple(values)
 
 
-def _name(name: str, i: int, value) -> str:
+def _name(name: str, i: int, value: object) -> str:
     return name if hasattr(value, "ndim") else f"{name}[{i}]"
 
 
-def _check_source(name: str, value, width: int | None, option: str) -> None:
-    if value is not None and width is None:
+def taken_width(name: str, width: int | None, option: str) -> int:
+    """The width of an argument that a model may have been made without.
+
+    Raises:
+        ValueError: it was.
+    """
+    if width is None:
         raise ValueError(f"{name}: expected None, since {option}=None; got an array")
+    return width
 
 
-def _check_batch(name: str, x, batch: int) -> None:
+def _check_batch(name: str, x: AnyArray, batch: int) -> None:
     if x.shape[0] != batch:
         raise ValueError(
             f"{name}: expected {batch} samples, as in local_embedding; got shape {tuple(x.shape)}"
         )
 
 
-def _positions(local_positions, local_embedding, layouts, masks, batch: int) -> tuple:
+def _positions(
+    local_positions: _Streams | None,
+    local_embedding: _Streams,
+    layouts: Sequence[PointLayout],
+    masks: Sequence[AnyArray | None],
+    batch: int,
+) -> tuple:
     count = len(layouts)
     if local_positions is None:
         raise ValueError(
@@ -224,9 +243,16 @@ def _positions(local_positions, local_embedding, layouts, masks, batch: int) -> 
     return positions
 
 
-def _neighborhoods(model, neighborhoods, layouts, of_geometry, batch: int) -> tuple:
-    single = isinstance(neighborhoods, Neighborhoods)
-    found = (neighborhoods,) if single else tuple(neighborhoods)
+def _neighborhoods(
+    model: "GeoTransolver",
+    neighborhoods: Neighborhoods | Sequence[Neighborhoods],
+    layouts: Sequence[PointLayout],
+    of_geometry: PointLayout,
+    batch: int,
+) -> tuple:
+    found: tuple[Neighborhoods, ...] = (
+        (neighborhoods,) if isinstance(neighborhoods, Neighborhoods) else tuple(neighborhoods)
+    )
     if len(found) != len(layouts):
         raise ValueError(
             f"neighborhoods: expected {len(layouts)} streams, as in functional_dim; "

@@ -9,7 +9,8 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from flare_jax.activations import gelu
-from flare_jax.linear import Linear
+from flare_jax.linear import LayerOptions, Linear, LinearOptions
+from parallel.annotations import AnyArray
 from parallel.neighbor_features import project_neighbors
 from parallel.neighbors import Neighbors, radius_search, within
 
@@ -31,12 +32,12 @@ class Cloud(NamedTuple):
 
     Attributes:
         coordinates: of its points.
-        count: number of its real points, in each sample.
+        real: number of its real points, in each sample.
         first: index of the first of them.
     """
 
     coordinates: Float[Array, "B M D"]
-    count: Int[Array, " B"]
+    real: Int[Array, " B"]
     first: Int[Array, " B"]
 
     @classmethod
@@ -48,13 +49,13 @@ class Cloud(NamedTuple):
         places = jnp.where(mask, jnp.arange(points), points)
         return cls(coordinates, mask.sum(1), places.min(1))
 
-    def fill(self, indices: Int[Array, "B Q K"]) -> Int[Array, "B Q K"]:
+    def fill(self, indices: Int[AnyArray, "B Q K"]) -> Int[Array, "B Q K"]:
         """Neighbours whose slots beyond the number of points hold the first point.
 
         So does the reference, whatever the radius, where it is asked for more neighbours than there
         are points; within their number an empty slot is empty.
         """
-        beyond = jnp.arange(indices.shape[-1]) >= self.count[:, None, None]
+        beyond = jnp.arange(indices.shape[-1]) >= self.real[:, None, None]
         return jnp.where(beyond, self.first[:, None, None], indices)
 
 
@@ -83,7 +84,9 @@ class NeighborFeatures(nnx.Module):
             dtype: type to compute in.
             param_dtype: type of the weights.
         """
-        types = dict(rngs=rngs, initial="uniform", dtype=dtype, param_dtype=param_dtype)
+        types: LinearOptions = dict(
+            rngs=rngs, initial="uniform", dtype=dtype, param_dtype=param_dtype
+        )
         self.linear_in = Linear(count * dim, features, **types)
         self.linear_mid = Linear(features, features // 2, **types)
         self.linear_out = Linear(features // 2, features, **types)
@@ -122,7 +125,7 @@ class MultiScaleFeatures(nnx.Module):
         param_dtype: jax.typing.DTypeLike = jnp.float32,
     ):
         """Makes the weights; arguments as of `NeighborFeatures`, one radius and count a scale."""
-        types = dict(rngs=rngs, dtype=dtype, param_dtype=param_dtype)
+        types: LayerOptions = dict(rngs=rngs, dtype=dtype, param_dtype=param_dtype)
         self.scales = nnx.List(
             [
                 NeighborFeatures(dim, radius, count, features, **types)

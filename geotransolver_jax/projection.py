@@ -1,6 +1,7 @@
 """Projections of points into heads and slices, which physics attention and the context share."""
 
 import math
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -9,10 +10,11 @@ from jaxtyping import Array, Bool, Float, Key
 
 from flare_jax import heads as heads_lib
 from flare_jax.heads import HeadScores
-from flare_jax.linear import Linear, uniform
+from flare_jax.linear import LayerOptions, Linear, uniform
 from flare_jax.norm import LayerNorm
 from geotransolver_jax.slices import AdaptiveTemperature, Points, SliceWeights
 from parallel import mesh as mesh_lib
+from parallel.annotations import AnyArray
 from parallel.convolution import grid_convolution
 from parallel.mesh import DATA, HEADS, POINTS
 from parallel.parameters import parameter
@@ -54,7 +56,7 @@ class GridProjection(nnx.Module):
         self.dtype = dtype
 
     def __call__(
-        self, x: Float[Array, "B N C_in"], point_mask: Bool[Array, "B N"] | None = None
+        self, x: Float[AnyArray, "B N C_in"], point_mask: Bool[AnyArray, "B N"] | None = None
     ) -> Float[Array, "B N C_out"]:
         """Convolves the grid; padding rows count as what is beyond its border."""
         if point_mask is not None:
@@ -65,6 +67,9 @@ class GridProjection(nnx.Module):
         y = grid_convolution(grid, self.kernel[...]).astype(dtype) + self.bias[...].astype(dtype)
         y = y.astype(self.dtype)
         return mesh_lib.constrain(y.reshape(*x.shape[:2], -1), DATA, POINTS, HEADS)
+
+
+_Projection = TypeVar("_Projection", Linear, GridProjection)
 
 
 class SliceProjection(nnx.Module):
@@ -101,9 +106,9 @@ class SliceProjection(nnx.Module):
             dtype: type to compute in.
             param_dtype: type of the weights.
         """
-        types = dict(rngs=rngs, dtype=dtype, param_dtype=param_dtype)
+        types: LayerOptions = dict(rngs=rngs, dtype=dtype, param_dtype=param_dtype)
 
-        def projection() -> nnx.Module:
+        def projection() -> Linear | GridProjection:
             if structured_shape is None:
                 return Linear(dim, heads * width, out_axis=HEADS, initial=initial, **types)
             return GridProjection(dim, heads * width, structured_shape[1:], **types)
@@ -133,8 +138,16 @@ class SliceProjection(nnx.Module):
             return Points(x, mask=point_mask)
         if norm is not None:
             x = norm(x)
-        value = None if self.plus else self.project_value(x, point_mask)
-        return Points(self.project_point(x, point_mask), value, point_mask)
+        point, value = self._projections(GridProjection)
+        projected = None if value is None else value(x, point_mask)
+        return Points(point(x, point_mask), projected, point_mask)
+
+    def _projections(self, kind: type[_Projection]) -> tuple[_Projection, _Projection | None]:
+        """What projects points, of clouds or of grids, to what decides and what is averaged."""
+        point, value = self.project_point, None if self.plus else self.project_value
+        assert isinstance(point, kind)
+        assert value is None or isinstance(value, kind)
+        return point, value
 
     def slice_weights(
         self, noise_key: Key[Array, ""] | None, norm: LayerNorm | None = None
@@ -152,14 +165,16 @@ class SliceProjection(nnx.Module):
                 HeadScores.of(heads_lib.within(self.temperature_out, self.heads)),
             )
             noise = None if noise_key is None else jax.random.key_data(noise_key)[None]
-        inside = not self.structured
-        norm = norm if inside else None
-        value = None
-        if inside and not self.plus:
-            value = heads_lib.into(self.project_value, self.heads, norm)
+        of_point = of_value = None
+        if self.structured:
+            norm = None
+        else:
+            point, value = self._projections(Linear)
+            of_point = heads_lib.into(point, self.heads, norm)
+            of_value = None if value is None else heads_lib.into(value, self.heads, norm)
         return SliceWeights(
-            heads_lib.into(self.project_point, self.heads, norm) if inside else None,
-            value,
+            of_point,
+            of_value,
             HeadScores.of(heads_lib.within(self.project_slice, self.heads)),
             self.temperature[...],
             adaptive,

@@ -8,12 +8,13 @@ and backward.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, UInt32
+from jaxtyping import Array, Bool, Float, Int, PyTree, UInt32
 
 from flare_jax.activations import gelu
 from flare_jax.heads import HeadLinear, HeadScores, hide, map_into, map_out, visible
@@ -106,11 +107,11 @@ def points_to_slices(points: Points, weights: SliceWeights) -> tuple[Float[Array
 
 
 @jax.custom_vjp
-def _tokens(weights: SliceWeights, points: Points):
+def _tokens(weights: SliceWeights, points: Points) -> tuple[Array, Held]:
     return _tokens_forward(weights, points)[0]
 
 
-def _tokens_forward(weights: SliceWeights, points: Points):
+def _tokens_forward(weights: SliceWeights, points: Points) -> tuple[tuple[Array, Held], PyTree]:
     (sums, totals), held = sum_over_points(_pool, slice_chunking(weights), weights, {}, points)
     totals = (totals + _EMPTY_SLICE)[..., None]
     tokens = sums / totals
@@ -118,7 +119,7 @@ def _tokens_forward(weights: SliceWeights, points: Points):
     return (tokens, held), (weights, held.points, tokens, totals)
 
 
-def _tokens_backward(residuals, gradients):
+def _tokens_backward(residuals: PyTree, gradients: tuple[Array, Held]) -> tuple[PyTree, PyTree]:
     """The gradient of `sum_n w_n (values_n - tokens) / totals` at fixed tokens and totals.
 
     It is that of the tokens. Where values are alike, the gradients of sums and totals all but
@@ -160,7 +161,9 @@ def gather_part(points: Points, weights: SliceWeights) -> SlicePart:
 
 def merged_tokens(parts: Sequence[SlicePart]) -> Float[np.ndarray, "B H S D"]:
     """Slice tokens of the points of all parts, on the host in float64."""
-    sums, totals = (sum(np.asarray(part[i], np.float64) for part in parts) for i in range(2))
+    sums, totals = (
+        reduce(np.add, (np.asarray(part[i], np.float64) for part in parts)) for i in range(2)
+    )
     return sums / (totals + _EMPTY_SLICE)[..., None]
 
 
@@ -195,19 +198,23 @@ def slice_chunking(weights: SliceWeights) -> Chunking:
     return Chunking(heads, slices)
 
 
-def _pool(weights: SliceWeights, latents, chunk: Points, places: Places):
+def _pool(
+    weights: SliceWeights, latents: dict[str, Array], chunk: Points, places: Places
+) -> tuple[Array, Array]:
     shares, value = _shares_and_values(weights, chunk, places)
     return product("bhsn,bhdn->bhsd", shares.astype(value.dtype), value), shares.sum(-1)
 
 
-def _pool_deviations(weights: SliceWeights, latents, chunk: Points, places: Places):
+def _pool_deviations(
+    weights: SliceWeights, latents: dict[str, Array], chunk: Points, places: Places
+) -> Array:
     shares, value = _shares_and_values(weights, chunk, places)
     value = value.astype(shares.dtype) - latents["centre"].swapaxes(2, 3)
     sums = contract("bhsn,bhdn->bhsd", shares, value)
     return sums - shares.sum(-1)[..., None] * latents["tokens"]
 
 
-def _shares_and_values(weights: SliceWeights, chunk: Points, places: Places):
+def _shares_and_values(weights: SliceWeights, chunk: Points, places: Places) -> tuple[Array, Array]:
     """By how much each point of a chunk belongs to each slice, nothing if padding; its values."""
     places = _places_of(chunk, places)
     points = _visible(weights, chunk)
@@ -223,11 +230,16 @@ def _shares_and_values(weights: SliceWeights, chunk: Points, places: Places):
     return shares, value
 
 
-def _unpool(weights, latents, chunk: Points, places: Places):
-    weights, output = weights
+def _unpool(
+    weights: tuple[SliceWeights, HeadLinear],
+    latents: dict[str, Array],
+    chunk: Points,
+    places: Places,
+) -> Array:
+    own, output = weights
     places = _places_of(chunk, places)
-    x = _heads(weights, weights.point, _visible(weights, chunk), chunk.mask)
-    y = softmax.mix(x.dtype, _slice_scores(weights, x, places), latents["tokens"])
+    x = _heads(own, own.point, _visible(own, chunk), chunk.mask)
+    y = softmax.mix(x.dtype, _slice_scores(own, x, places), latents["tokens"])
     return map_out(output, y.astype(x.dtype), chunk.mask)
 
 
@@ -239,7 +251,9 @@ def _visible(weights: SliceWeights, chunk: Points) -> Float[Array, "B n C"]:
     return visible(chunk.x, chunk.mask, weights.normalized)
 
 
-def _heads(weights: SliceWeights, projection: HeadLinear | None, x, mask):
+def _heads(
+    weights: SliceWeights, projection: HeadLinear | None, x: Array, mask: Array | None
+) -> Array:
     """Heads (B, H, D, n) of a chunk, projected here or before."""
     if projection is not None:
         return map_into(projection, x)
@@ -248,7 +262,7 @@ def _heads(weights: SliceWeights, projection: HeadLinear | None, x, mask):
     return jnp.moveaxis(split, 1, 3)
 
 
-def _slice_scores(weights: SliceWeights, x, places: Places) -> Float[Array, "B H S n"]:
+def _slice_scores(weights: SliceWeights, x: Array, places: Places) -> Float[Array, "B H S n"]:
     """Scores of each point of a chunk for each slice, over the temperature."""
     scores = weights.slices(x)
     temperature = weights.temperature.astype(scores.dtype)[:, None, None]
@@ -262,12 +276,14 @@ def _slice_scores(weights: SliceWeights, x, places: Places) -> Float[Array, "B H
     return scores / jnp.maximum(temperature, _ADAPTIVE_TEMPERATURE_LEAST)
 
 
-def _gumbel_noise(key_data, shape, places: Places, dtype):
+def _gumbel_noise(
+    key_data: Array, shape: tuple[int, ...], places: Places, dtype: jax.typing.DTypeLike
+) -> Array:
     """Noise that belongs to a point of a sample by its place, whatever chunk or shard it is in."""
     _, heads, slices, _ = shape
     key = jax.random.wrap_key_data(key_data[0])
 
-    def draw(sample, point):
+    def draw(sample: Array, point: Array) -> Array:
         own = jax.random.fold_in(jax.random.fold_in(key, sample), point)
         return jax.random.uniform(own, (heads, slices), dtype)
 

@@ -8,6 +8,7 @@ from flax import nnx
 
 from flare_jax.transformer import PointTransformer
 from geotransolver_jax.attention import PhysicsAttention
+from parallel.annotations import Integer
 
 
 class Transolver(PointTransformer):
@@ -31,7 +32,7 @@ class Transolver(PointTransformer):
         slice_num: int = 32,
         unified_pos: bool = False,
         ref: int = 8,
-        structured_shape: Sequence[int] | None = None,
+        structured_shape: Sequence[Integer] | None = None,
         time_input: bool = False,
         plus: bool = False,
         *,
@@ -39,7 +40,7 @@ class Transolver(PointTransformer):
         remat: str = "none",
         dtype: jax.typing.DTypeLike | None = None,
         param_dtype: jax.typing.DTypeLike = jnp.float32,
-    ):
+    ) -> None:
         """Makes the weights and places them on the mesh of the context.
 
         Args:
@@ -71,7 +72,9 @@ class Transolver(PointTransformer):
         if slice_num < 1:
             raise ValueError(f"slice_num: expected at least 1; got {slice_num}")
 
-        def make_attention(rngs: nnx.Rngs, dtype: jax.typing.DTypeLike, grid) -> PhysicsAttention:
+        def make_attention(
+            rngs: nnx.Rngs, dtype: jax.typing.DTypeLike, grid: tuple[int, ...] | None
+        ) -> PhysicsAttention:
             return PhysicsAttention(
                 n_hidden,
                 n_head,

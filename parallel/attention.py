@@ -13,18 +13,25 @@ Scores exist for a tile of queries and keys at a time, and are computed again fo
 
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, PyTree
 
 from parallel import chunks, softmax
 from parallel import mesh as mesh_lib
+from parallel.annotations import AnyArray, Position, Size
 from parallel.contraction import product
 from parallel.mesh import POINTS
 from parallel.precision import accumulation_dtype
 
+# Of query, key and value.
+_Gradients = tuple[Array, Array, Array]
+# A shard's keys, values and mask.
+_Block = tuple[Array, Array, Array | None]
+_Passed = TypeVar("_Passed")
 # Queries that a tile has at least before its keys are cut shorter.
 _TILE_QUERIES = 256
 
@@ -52,13 +59,13 @@ class _Layout:
 
 
 def attention(
-    query: Float[Array, "B Q H D"],
-    key: Float[Array, "B K H D"],
-    value: Float[Array, "B K H D_v"],
+    query: Float[AnyArray, "B Q H D"],
+    key: Float[AnyArray, "B K H D"],
+    value: Float[AnyArray, "B K H D_v"],
     *,
     queries_sharded: bool,
     keys_sharded: bool,
-    key_mask: Bool[Array, "B K"] | None = None,
+    key_mask: Bool[AnyArray, "B K"] | None = None,
     scale: float | None = None,
     causal: bool = False,
     dropout_rate: float = 0.0,
@@ -97,7 +104,14 @@ def attention(
     return _attend_jitted(layout, query, key, value, key_mask)
 
 
-def _check(query, key, value, key_mask, causal, dropout_rate) -> None:
+def _check(
+    query: AnyArray,
+    key: AnyArray,
+    value: AnyArray,
+    key_mask: AnyArray | None,
+    causal: bool,
+    dropout_rate: float,
+) -> None:
     shapes = f"query {query.shape}, key {key.shape}, value {value.shape}"
     if not query.ndim == key.ndim == value.ndim == 4:
         raise ValueError(f"attention: expected arrays (B, N, H, D), got {shapes}")
@@ -128,11 +142,15 @@ def _check(query, key, value, key_mask, causal, dropout_rate) -> None:
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(layout: _Layout, query, key, value, key_mask):
+def _attend(
+    layout: _Layout, query: Array, key: Array, value: Array, key_mask: Array | None
+) -> Array:
     return _attend_forward(layout, query, key, value, key_mask)[0]
 
 
-def _attend_forward(layout: _Layout, query, key, value, key_mask):
+def _attend_forward(
+    layout: _Layout, query: Array, key: Array, value: Array, key_mask: Array | None
+) -> tuple[Array, PyTree]:
     run = mesh_lib.island(
         partial(_forward, layout),
         in_specs=(layout.query_spec, layout.key_spec, layout.key_spec, layout.key_spec),
@@ -142,7 +160,9 @@ def _attend_forward(layout: _Layout, query, key, value, key_mask):
     return output, (query, key, value, key_mask, output, log_sum_exp)
 
 
-def _attend_backward(layout: _Layout, residuals, d_output):
+def _attend_backward(
+    layout: _Layout, residuals: PyTree, d_output: Array
+) -> tuple[Array | None, ...]:
     run = mesh_lib.island(
         partial(_backward, layout),
         in_specs=(
@@ -164,7 +184,15 @@ _attend.defvjp(_attend_forward, _attend_backward)
 _attend_jitted = jax.jit(_attend, static_argnums=0)
 
 
-def _forward(layout: _Layout, query, key, value, key_mask, *, axis):
+def _forward(
+    layout: _Layout,
+    query: Array,
+    key: Array,
+    value: Array,
+    key_mask: Array | None,
+    *,
+    axis: str | None,
+) -> tuple[Array, Array]:
     """One shard's part of the output and of the log-sum-exp."""
     dtype = accumulation_dtype(query.dtype, key.dtype, value.dtype)
     batch, queries, heads, _ = query.shape
@@ -172,17 +200,19 @@ def _forward(layout: _Layout, query, key, value, key_mask, *, axis):
     first_query = _first_position(layout.queries_sharded, queries, axis)
 
     if layout.queries_sharded and layout.keys_sharded and axis is not None:
-        block = (key, value, key_mask)
+        block: _Block = (key, value, key_mask)
         shards = jax.lax.axis_size(axis)
 
-        def turn(step, carry):
+        def turn(
+            step: Array, carry: tuple[softmax.SoftmaxSums, _Block]
+        ) -> tuple[softmax.SoftmaxSums, _Block]:
             sums, block = carry
             block = _pass_on(block, axis)
             owner = (jax.lax.axis_index(axis) - step) % shards
             first_key = owner * key.shape[1]
             return _fold(layout, sums, query, *block, first_query, first_key), block
 
-        first_key = jax.lax.axis_index(axis) * key.shape[1]
+        first_key = _first_position(True, key.shape[1], axis)
         sums = _fold(layout, sums, query, *block, first_query, first_key)
         sums, _ = jax.lax.fori_loop(1, shards, turn, (sums, block))
     else:
@@ -195,7 +225,18 @@ def _forward(layout: _Layout, query, key, value, key_mask, *, axis):
     return output.swapaxes(1, 2).astype(value.dtype), log_sum_exp
 
 
-def _backward(layout: _Layout, query, key, value, key_mask, output, lse, d_output, *, axis):
+def _backward(
+    layout: _Layout,
+    query: Array,
+    key: Array,
+    value: Array,
+    key_mask: Array | None,
+    output: Array,
+    lse: Array,
+    d_output: Array,
+    *,
+    axis: str | None,
+) -> _Gradients:
     """One shard's part of the gradients of query, key and value."""
     dtype = lse.dtype
     delta = jnp.einsum("bqhd,bqhd->bhq", d_output.astype(dtype), output.astype(dtype))
@@ -206,23 +247,25 @@ def _backward(layout: _Layout, query, key, value, key_mask, output, lse, d_outpu
 
     if layout.queries_sharded and layout.keys_sharded and axis is not None:
         shards = jax.lax.axis_size(axis)
-        block = (key, value, key_mask)
+        block: _Block = (key, value, key_mask)
 
-        def turn(step, carry):
+        def turn(
+            step: Array, carry: tuple[Array, _Block, tuple[Array, Array]]
+        ) -> tuple[Array, _Block, tuple[Array, Array]]:
             d_query, block, d_block = carry
             block, d_block = _pass_on((block, d_block), axis)
             owner = (jax.lax.axis_index(axis) - step) % shards
             first_key = owner * key.shape[1]
-            d_query, *d_block = _fold_gradient(
+            d_query, d_key, d_value = _fold_gradient(
                 layout, (d_query, *d_block), fixed, *block, first_query, first_key
             )
-            return d_query, block, tuple(d_block)
+            return d_query, block, (d_key, d_value)
 
-        first_key = jax.lax.axis_index(axis) * key.shape[1]
-        d_query, *d_block = _fold_gradient(
+        first_key = _first_position(True, key.shape[1], axis)
+        d_query, d_key, d_value = _fold_gradient(
             layout, (d_query, *d_block), fixed, *block, first_query, first_key
         )
-        d_query, _, d_block = jax.lax.fori_loop(1, shards, turn, (d_query, block, tuple(d_block)))
+        d_query, _, d_block = jax.lax.fori_loop(1, shards, turn, (d_query, block, (d_key, d_value)))
         d_key, d_value = _pass_on(d_block, axis)
     else:
         first_key = _first_position(layout.keys_sharded, key.shape[1], axis)
@@ -237,25 +280,32 @@ def _backward(layout: _Layout, query, key, value, key_mask, output, lse, d_outpu
     return d_query.astype(query.dtype), d_key.astype(key.dtype), d_value.astype(value.dtype)
 
 
-def _first_position(sharded: bool, length: int, axis: str | None):
+def _first_position(sharded: bool, length: int, axis: str | None) -> Position:
     """Position in the whole array of a shard's first entry."""
     return jax.lax.axis_index(axis) * length if sharded and axis is not None else 0
 
 
-def _pass_on(block, axis: str):
+def _pass_on(block: _Passed, axis: str) -> _Passed:
     """Every shard hands its arrays to the next shard of the ring."""
     shards = jax.lax.axis_size(axis)
     ring = [(i, (i + 1) % shards) for i in range(shards)]
     return jax.tree.map(lambda array: jax.lax.ppermute(array, axis, ring), block)
 
 
-def _tile_lengths(query, key) -> tuple[int, int]:
+def _tile_lengths(query: Array, key: Array) -> tuple[int, int]:
     batch, queries, heads, _ = query.shape
     key_length = chunks.chunk_length(key.shape[1], batch, heads, min(queries, _TILE_QUERIES))
     return chunks.chunk_length(queries, batch, heads, key_length), key_length
 
 
-def _scores(layout: _Layout, query, key, key_mask, first_query, first_key):
+def _scores(
+    layout: _Layout,
+    query: Array,
+    key: Array,
+    key_mask: Array | None,
+    first_query: Position,
+    first_key: Position,
+) -> Array:
     """Masked scores (B, H, Q, K) of a tile."""
     scores = layout.scale * product("bqhd,bkhd->bhqk", query, key)
     mask = None if key_mask is None else key_mask[:, None, None, :]
@@ -268,14 +318,27 @@ def _scores(layout: _Layout, query, key, key_mask, first_query, first_key):
     return softmax.mask_scores(scores, mask)
 
 
-def _fold(layout: _Layout, sums, query, key, value, key_mask, first_query, first_key):
+def _fold(
+    layout: _Layout,
+    sums: softmax.SoftmaxSums,
+    query: Array,
+    key: Array,
+    value: Array,
+    key_mask: Array | None,
+    first_query: Position,
+    first_key: Position,
+) -> softmax.SoftmaxSums:
     """The softmax sums of all queries after one more block of keys, tile by tile."""
     query_length, key_length = _tile_lengths(query, key)
 
-    def over_queries(q_start, q_size, sums):
+    def over_queries(
+        q_start: Position, q_size: Size, sums: softmax.SoftmaxSums
+    ) -> softmax.SoftmaxSums:
         query_chunk = chunks.take(query, q_start, q_size, 1)
 
-        def over_keys(k_start, k_size, chunk_sums):
+        def over_keys(
+            k_start: Position, k_size: Size, chunk_sums: softmax.SoftmaxSums
+        ) -> softmax.SoftmaxSums:
             scores = _scores(
                 layout,
                 query_chunk,
@@ -296,18 +359,27 @@ def _fold(layout: _Layout, sums, query, key, value, key_mask, first_query, first
     return chunks.for_chunks(query.shape[1], query_length, over_queries, sums)
 
 
-def _fold_gradient(layout: _Layout, gradients, fixed, key, value, key_mask, first_query, first_key):
+def _fold_gradient(
+    layout: _Layout,
+    gradients: _Gradients,
+    fixed: tuple[Array, ...],
+    key: Array,
+    value: Array,
+    key_mask: Array | None,
+    first_query: Position,
+    first_key: Position,
+) -> _Gradients:
     """The gradients (d_query, d_key, d_value) after one more block of keys, tile by tile."""
     query, d_output, lse, delta = fixed
     query_length, key_length = _tile_lengths(query, key)
 
-    def over_keys(k_start, k_size, gradients):
+    def over_keys(k_start: Position, k_size: Size, gradients: _Gradients) -> _Gradients:
         d_query, d_key, d_value = gradients
         key_chunk = chunks.take(key, k_start, k_size, 1)
         value_chunk = chunks.take(value, k_start, k_size, 1)
         mask_chunk = chunks.take(key_mask, k_start, k_size, 1)
 
-        def over_queries(q_start, q_size, carry):
+        def over_queries(q_start: Position, q_size: Size, carry: PyTree) -> PyTree:
             d_query, d_key_chunk, d_value_chunk = carry
             query_chunk = chunks.take(query, q_start, q_size, 1)
             d_output_chunk = chunks.take(d_output, q_start, q_size, 1)

@@ -99,17 +99,16 @@ def square_distances(differences: Sequence[Float[Array, "*N"]]) -> Float[Array, 
     another, and which of two neighbours is nearer would depend on the mesh. The maximum, which
     changes nothing, stands between the two.
     """
-    total = None
-    for difference in differences:
-        square = jnp.maximum(difference**2, 0)
-        total = square if total is None else total + square
+    total, *others = (jnp.maximum(difference**2, 0) for difference in differences)
+    for square in others:
+        total = total + square
     return total
 
 
 def box_square_distances(
-    boxes: tuple[Float[Array, "*N D"], Float[Array, "*N D"]],
-    others: tuple[Float[Array, "*N D"], Float[Array, "*N D"]],
-) -> Float[Array, "*N"]:
+    boxes: tuple[Float[Array, "*#N D"], Float[Array, "*#N D"]],
+    others: tuple[Float[Array, "*#N D"], Float[Array, "*#N D"]],
+) -> Float[Array, "*_N"]:
     """Square distance of boxes, given by their corners: no two of their points are nearer.
 
     That holds in floating point as well, since every operation is monotonic and is the one that

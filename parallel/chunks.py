@@ -1,13 +1,18 @@
 """Work on an axis in chunks, so that what is computed for all its entries never exists at once."""
 
 from collections.abc import Callable
+from typing import TypeVar, overload
 
 import jax
 from jax.core import min_dim
 from jax.export import is_symbolic_dim
 
 from parallel import mesh as mesh_lib
+from parallel.annotations import Position, Size
 from parallel.mesh import DATA, HEADS
+
+Carry = TypeVar("Carry")
+Tied = TypeVar("Tied")
 
 # Scores (float32 numbers) that one chunk may hold on a device. A CPU wants them in its cache; an
 # accelerator wants few, large kernels.
@@ -16,7 +21,7 @@ _SCORES_A_CHUNK = {"cpu": 2**20, "gpu": 2**24, "tpu": 2**24}
 _CHUNKS_TRIED = 1000
 
 
-def chunk_length(total: int, batch: int, heads: int, scores_an_entry: int) -> int:
+def chunk_length(total: Size, batch: Size, heads: int, scores_an_entry: int) -> Size:
     """Length of the chunks in which to walk over an axis of attention scores.
 
     Args:
@@ -44,7 +49,7 @@ def chunk_length(total: int, batch: int, heads: int, scores_an_entry: int) -> in
     return max(1, -(-total // next(equal, fewest)))
 
 
-def for_chunks(total: int, length: int, body: Callable, carry):
+def for_chunks(total: Size, length: Size, body: Callable, carry: Carry) -> Carry:
     """Folds `carry = body(start, size, carry)` over consecutive chunks of an axis.
 
     `start` may be traced; `size` is a Python integer, or symbolic where `total` is: `length`, or
@@ -65,19 +70,23 @@ def for_chunks(total: int, length: int, body: Callable, carry):
     return carry
 
 
-def take(array: jax.Array | None, start, size: int, axis: int) -> jax.Array | None:
+@overload
+def take(array: jax.Array, start: Position, size: Size, axis: int) -> jax.Array: ...
+@overload
+def take(array: None, start: Position, size: Size, axis: int) -> None: ...
+def take(array: jax.Array | None, start: Position, size: Size, axis: int) -> jax.Array | None:
     """Entries `start : start + size` of an axis; `None` stays `None` (a mask that is not there)."""
     if array is None:
         return None
     return jax.lax.dynamic_slice_in_dim(array, start, size, axis)
 
 
-def put(array: jax.Array, chunk: jax.Array, start, axis: int) -> jax.Array:
+def put(array: jax.Array, chunk: jax.Array, start: Position, axis: int) -> jax.Array:
     """`array` with a chunk of an axis replaced, in place inside a compiled loop."""
     return jax.lax.dynamic_update_slice_in_dim(array, chunk.astype(array.dtype), start, axis)
 
 
-def tie(positions, array: jax.Array):
+def tie(positions: Tied, array: jax.Array) -> Tied:
     """A mask or positions, as if they were computed from `array`; `None` stays `None`.
 
     In the gradient of a scan over layers JAX computes once, before the scan, what depends on no

@@ -65,7 +65,10 @@ def _spelled_out(equation: str, left: jax.Array, right: jax.Array) -> tuple[str,
         for indices, array in ((of_left, left), (of_right, right))
     )
     letters = "ABCDEFGH"[:rest]
-    return tuple(indices.replace("...", letters) for indices in (of_left, of_right, result))
+    of_left, of_right, result = (
+        indices.replace("...", letters) for indices in (of_left, of_right, result)
+    )
+    return of_left, of_right, result
 
 
 def _natural(first: str, second: str, result: str) -> str:
@@ -110,11 +113,13 @@ def contract(equation: str, x: Float[Array, "..."], kernel: Float[Array, "..."])
     return product(equation, x, kernel.astype(x.dtype))
 
 
-def _contract_forward(equation, x, kernel):
+def _contract_forward(equation: str, x: Array, kernel: Array) -> tuple[Array, tuple[Array, Array]]:
     return contract(equation, x, kernel), (x, kernel)
 
 
-def _contract_backward(equation, residuals, d_y):
+def _contract_backward(
+    equation: str, residuals: tuple[Array, Array], d_y: Array
+) -> tuple[Array, Array]:
     x, kernel = residuals
     operands, y = equation.split("->")
     of_x, of_kernel = operands.split(",")

@@ -10,6 +10,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float
 
 from parallel import mesh as mesh_lib
+from parallel.annotations import AnyArray
 from parallel.mesh import POINTS
 from parallel.precision import accumulation_dtype
 
@@ -17,7 +18,7 @@ _ROWS = P(None, POINTS)
 
 
 def grid_convolution(
-    x: Float[Array, "B R *grid C_in"], kernel: Float[Array, "*K C_in C_out"]
+    x: Float[AnyArray, "B R *grid C_in"], kernel: Float[AnyArray, "*K C_in C_out"]
 ) -> Float[Array, "B R *grid C_out"]:
     """Convolves a grid with an odd kernel, zero beyond its borders ("same" padding, stride 1).
 
@@ -44,12 +45,12 @@ def grid_convolution(
 
 
 @jax.jit
-def _convolve(x, kernel):
+def _convolve(x: Array, kernel: Array) -> Array:
     run = mesh_lib.island(_convolve_rows, in_specs=(_ROWS, P()), out_specs=_ROWS)
     return run(x, kernel)
 
 
-def _convolve_rows(x, kernel, *, axis):
+def _convolve_rows(x: Array, kernel: Array, *, axis: str | None) -> Array:
     """The rows of one shard."""
     halo = kernel.shape[0] // 2
     sides = [(size // 2, size // 2) for size in kernel.shape[:-2]]
@@ -68,10 +69,11 @@ def _convolve_rows(x, kernel, *, axis):
     return y.astype(x.dtype)
 
 
-def _with_halo(x, halo: int, axis: str):
+def _with_halo(x: Array, halo: int, axis: str) -> Array:
     """Own rows with `halo` rows of the shards before and after; zeros beyond the first and last."""
     shards, rows = jax.lax.axis_size(axis), x.shape[1]
-    before, after = [], []
+    before: list[Array] = []
+    after: list[Array] = []
     missing, distance = halo, 1
     while missing > 0:
         count = min(missing, rows)

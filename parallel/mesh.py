@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
+from typing import TypeVar
 
 import jax
 import numpy as np
@@ -21,6 +22,12 @@ from jax.sharding import (
     use_abstract_mesh,
 )
 from jax.sharding import PartitionSpec as P
+from jaxtyping import PyTree
+
+from parallel.annotations import AnyArray
+
+T = TypeVar("T")
+AnArray = TypeVar("AnArray", bound=AnyArray)
 
 DATA = "data"
 POINTS = "points"
@@ -29,9 +36,9 @@ AXES = (DATA, POINTS, HEADS)
 
 
 def make_mesh(
-    data: int = 1,
-    points: int = 1,
-    heads: int = 1,
+    data: int | np.integer = 1,
+    points: int | np.integer = 1,
+    heads: int | np.integer = 1,
     *,
     devices: Sequence[jax.Device] | None = None,
 ) -> Mesh:
@@ -59,8 +66,8 @@ def make_mesh(
     devices = list(jax.devices() if devices is None else devices)
     if not devices:
         raise ValueError("mesh: expected at least one device, got an empty list of devices")
-    sizes = {DATA: data, POINTS: points, HEADS: heads}
-    for name, size in sizes.items():
+    given = {DATA: data, POINTS: points, HEADS: heads}
+    for name, size in given.items():
         if (
             isinstance(size, bool)
             or not isinstance(size, int | np.integer)
@@ -71,6 +78,7 @@ def make_mesh(
                 f"mesh axis {name!r}: expected a positive integer or -1 (all devices left), "
                 f"got {size!r}"
             )
+    sizes = {name: int(size) for name, size in given.items()}
     free = [name for name, size in sizes.items() if size == -1]
     if len(free) > 1:
         raise ValueError(f"mesh: only one axis may be -1, got {', '.join(free)}")
@@ -159,7 +167,7 @@ def sharding(*axes: str | None) -> NamedSharding | None:
     return None if mesh.empty else NamedSharding(mesh, spec(*axes))
 
 
-def constrain(array: jax.Array, *axes: str | None) -> jax.Array:
+def constrain(array: AnArray, *axes: str | None) -> AnArray:
     """Steers the compiler: `array` is to be laid out over these mesh axes, one a dimension.
 
     Without a mesh it returns `array` as it is.
@@ -174,7 +182,9 @@ def split_axes(*axes: str) -> tuple[str, ...]:
     return tuple(axis for axis in axes if axis_size(axis) > 1)
 
 
-def island(function: Callable, in_specs, out_specs, *, over: Sequence[str] = (POINTS,)) -> Callable:
+def island(
+    function: Callable, in_specs: PyTree, out_specs: PyTree, *, over: Sequence[str] = (POINTS,)
+) -> Callable:
     """Makes `function` run on each shard of the points, with its own communication.
 
     `function` takes a keyword `axis`, the name to pass to `jax.lax.psum` and its like, or `None`
@@ -196,7 +206,7 @@ def island(function: Callable, in_specs, out_specs, *, over: Sequence[str] = (PO
     if not axes:
         return function
 
-    def kept(entry):
+    def kept(entry: str | tuple[str, ...] | None) -> str | tuple[str, ...] | None:
         if isinstance(entry, tuple):
             return tuple(axis for axis in entry if axis in axes)
         return entry if entry in axes else None
@@ -235,7 +245,7 @@ def by_heads(function: Callable) -> Callable:
     )
 
 
-def replicate_unsharded(array):
+def replicate_unsharded(array: T) -> T:
     """An array that lies on one device, copied to all devices of the mesh; others as they are.
 
     A committed single-device array could otherwise not meet sharded weights in one program.

@@ -11,10 +11,11 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, PyTree
 
 from parallel import chunks, ring
 from parallel import mesh as mesh_lib
+from parallel.annotations import AnyArray, Position, Size
 from parallel.contraction import product
 from parallel.mesh import POINTS
 from parallel.precision import accumulation_dtype
@@ -23,7 +24,7 @@ _CLOUD = P(None, POINTS)
 
 
 def gather_neighbors(
-    features: Float[Array, "B M C"], indices: Int[Array, "B Q K"]
+    features: Float[AnyArray, "B M C"], indices: Int[AnyArray, "B Q K"]
 ) -> Float[Array, "B Q K C"]:
     """The features of each neighbour, zero in an empty slot.
 
@@ -41,11 +42,13 @@ def gather_neighbors(
     """
     _check("gather_neighbors", features, indices)
     # A narrower type could not count the points.
-    return _gather(features.shape, jnp.asarray(indices, jnp.int32), features)
+    return _gather_jitted(features.shape, jnp.asarray(indices, jnp.int32), features)
 
 
 def project_neighbors(
-    features: Float[Array, "B M C"], indices: Int[Array, "B Q K"], kernel: Float[Array, "K C F"]
+    features: Float[AnyArray, "B M C"],
+    indices: Int[AnyArray, "B Q K"],
+    kernel: Float[AnyArray, "K C F"],
 ) -> Float[Array, "B Q F"]:
     """A linear layer on the features of all neighbours of a query, empty slots being zero.
 
@@ -71,10 +74,10 @@ def project_neighbors(
             "project_neighbors: expected kernel (K, C, F) = "
             f"({indices.shape[-1]}, {features.shape[-1]}, F), got {kernel.shape}"
         )
-    return _project(features, jnp.asarray(indices, jnp.int32), kernel)
+    return _project_jitted(features, jnp.asarray(indices, jnp.int32), kernel)
 
 
-def _check(name: str, features, indices) -> None:
+def _check(name: str, features: AnyArray, indices: AnyArray) -> None:
     shapes = f"features {features.shape}, indices {indices.dtype} {indices.shape}"
     if (
         not features.ndim == indices.ndim == 3
@@ -95,15 +98,14 @@ def _check(name: str, features, indices) -> None:
 # Gather ------------------------------------------------------------------------------------------
 
 
-@partial(jax.jit, static_argnums=0)
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _gather(shape: tuple[int, ...], indices, features):
+def _gather(shape: tuple[int, ...], indices: Array, features: Array) -> Array:
     return _gather_forward(shape, indices, features)[0]
 
 
-def _gather_forward(shape, indices, features):
-    def local(indices, features, *, axis):
-        def fold(owner, features, gathered):
+def _gather_forward(shape: tuple[int, ...], indices: Array, features: Array) -> tuple[Array, Array]:
+    def local(indices: Array, features: Array, *, axis: str | None) -> PyTree:
+        def fold(owner: Position, features: Array, gathered: Array) -> PyTree:
             found = _take(features, _places(indices, owner, features.shape[1]))
             return features, gathered + found
 
@@ -114,14 +116,16 @@ def _gather_forward(shape, indices, features):
     return run(chunks.tie(indices, features), features), indices
 
 
-def _gather_backward(shape, indices, d_gathered):
+def _gather_backward(
+    shape: tuple[int, ...], indices: Array, d_gathered: Array
+) -> tuple[None, Array]:
     batch, total, width = shape
 
-    def local(indices, d_gathered, *, axis):
+    def local(indices: Array, d_gathered: Array, *, axis: str | None) -> PyTree:
         length = total if axis is None else total // jax.lax.axis_size(axis)
         dtype = accumulation_dtype(d_gathered.dtype)
 
-        def fold(owner, d_features, carry):
+        def fold(owner: Position, d_features: Array, carry: PyTree) -> PyTree:
             places = _places(indices, owner, length)
             return _give(d_features, places, d_gathered.astype(dtype)), carry
 
@@ -132,27 +136,27 @@ def _gather_backward(shape, indices, d_gathered):
     return None, run(indices, d_gathered)
 
 
-_gather.__wrapped__.defvjp(_gather_forward, _gather_backward)
+_gather.defvjp(_gather_forward, _gather_backward)
+_gather_jitted = jax.jit(_gather, static_argnums=0)
 
 
 # Project -----------------------------------------------------------------------------------------
 
 
-@jax.jit
 @jax.custom_vjp
-def _project(features, indices, kernel):
+def _project(features: Array, indices: Array, kernel: Array) -> Array:
     return _project_forward(features, indices, kernel)[0]
 
 
-def _project_forward(features, indices, kernel):
+def _project_forward(features: Array, indices: Array, kernel: Array) -> tuple[Array, PyTree]:
     dtype = accumulation_dtype(features.dtype, kernel.dtype)
 
-    def local(features, indices, kernel, *, axis):
+    def local(features: Array, indices: Array, kernel: Array, *, axis: str | None) -> PyTree:
         batch, queries, _ = indices.shape
         length = _chunk_length(indices, kernel)
 
-        def fold(owner, features, output):
-            def add(start, size, output):
+        def fold(owner: Position, features: Array, output: Array) -> PyTree:
+            def add(start: Position, size: Size, output: Array) -> PyTree:
                 places = _places(chunks.take(indices, start, size, 1), owner, features.shape[1])
                 projected = product("bqkc,kcf->bqf", _take(features, places), kernel)
                 return chunks.put(output, chunks.take(output, start, size, 1) + projected, start, 1)
@@ -168,16 +172,18 @@ def _project_forward(features, indices, kernel):
     return output, (features, indices, kernel)
 
 
-def _project_backward(residuals, d_output):
-    def local(features, indices, kernel, d_output, *, axis):
+def _project_backward(residuals: PyTree, d_output: Array) -> tuple[Array, None, Array]:
+    def local(
+        features: Array, indices: Array, kernel: Array, d_output: Array, *, axis: str | None
+    ) -> PyTree:
         batch, queries, _ = indices.shape
         dtype = accumulation_dtype(features.dtype, kernel.dtype)
         length = _chunk_length(indices, kernel)
 
-        def fold(owner, block, d_kernel):
+        def fold(owner: Position, block: PyTree, d_kernel: Array) -> PyTree:
             features, d_features = block
 
-            def add(start, size, gradients):
+            def add(start: Position, size: Size, gradients: tuple[Array, Array]) -> PyTree:
                 d_features, d_kernel = gradients
                 places = _places(chunks.take(indices, start, size, 1), owner, features.shape[1])
                 d_chunk = chunks.take(d_output, start, size, 1)
@@ -203,10 +209,11 @@ def _project_backward(residuals, d_output):
     return d_features, None, d_kernel
 
 
-_project.__wrapped__.defvjp(_project_forward, _project_backward)
+_project.defvjp(_project_forward, _project_backward)
+_project_jitted = jax.jit(_project)
 
 
-def _chunk_length(indices, kernel) -> int:
+def _chunk_length(indices: Array, kernel: Array) -> int:
     """Queries whose neighbours' features, and the gradient of these, exist at once."""
     batch, queries, _ = indices.shape
     slots, width, _ = kernel.shape
@@ -216,18 +223,18 @@ def _chunk_length(indices, kernel) -> int:
 # One block ---------------------------------------------------------------------------------------
 
 
-def _places(indices, owner, length: int):
+def _places(indices: Array, owner: Position, length: int) -> Array:
     """Places of the neighbours in their owner's block; `length` for those that are elsewhere."""
     places = indices - owner * length
     return jnp.where((places >= 0) & (places < length), places, length)
 
 
-def _take(features, places):
+def _take(features: Array, places: Array) -> Array:
     """Rows `(B, Q, K, C)` of a block `(B, M, C)`; zero where a place is beyond it."""
     take = jax.vmap(lambda rows, i: rows.at[i].get(mode="fill", fill_value=0))
     return take(features, places)
 
 
-def _give(features, places, rows):
+def _give(features: Array, places: Array, rows: Array) -> Array:
     """A block with rows added at their places; those beyond it are dropped."""
     return jax.vmap(lambda block, i, new: block.at[i].add(new, mode="drop"))(features, places, rows)

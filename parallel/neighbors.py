@@ -23,6 +23,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from parallel import boxes, chunks, ring
 from parallel import mesh as mesh_lib
+from parallel.annotations import AnyArray, Integer, Position
 from parallel.mesh import DATA, POINTS
 from parallel.precision import accumulation_dtype
 from parallel.tile_search import Best, Blocks, search_tiles
@@ -62,16 +63,16 @@ class Neighbors(NamedTuple):
         distances: `(B, Q, K)`, infinite in an empty slot.
     """
 
-    indices: Int[Array, "B Q K"]
-    distances: Float[Array, "B Q K"]
+    indices: Int[AnyArray, "B Q K"]
+    distances: Float[AnyArray, "B Q K"]
 
 
 def radius_search(
-    queries: Float[Array, "B Q D"],
-    points: Float[Array, "B M D"],
-    radius: float,
-    count: int,
-    point_mask: Bool[Array, "B M"] | None = None,
+    queries: Float[AnyArray, "B Q D"],
+    points: Float[AnyArray, "B M D"],
+    radius: float | np.floating,
+    count: Integer,
+    point_mask: Bool[AnyArray, "B M"] | None = None,
 ) -> Neighbors:
     """The nearest `count` points within `radius` of each query; equally near ones by lower index.
 
@@ -103,7 +104,7 @@ def radius_search(
     return _search(float(radius), int(count), queries, points, point_mask)
 
 
-def within(neighbors: Neighbors, radius: float, count: int) -> Neighbors:
+def within(neighbors: Neighbors, radius: float | np.floating, count: Integer) -> Neighbors:
     """The search for a smaller radius and count, from one for larger ones.
 
     Args:
@@ -126,7 +127,13 @@ def within(neighbors: Neighbors, radius: float, count: int) -> Neighbors:
     return Neighbors(jnp.where(near, indices, -1), jnp.where(near, distances, jnp.inf))
 
 
-def _check(queries, points, radius, count, point_mask) -> None:
+def _check(
+    queries: AnyArray,
+    points: AnyArray,
+    radius: float | np.floating,
+    count: Integer,
+    point_mask: AnyArray | None,
+) -> None:
     shapes = f"queries {queries.shape}, points {points.shape}"
     if (
         not queries.ndim == points.ndim == 3
@@ -152,7 +159,7 @@ def _check(queries, points, radius, count, point_mask) -> None:
     _check_limits("radius_search", radius, count)
 
 
-def _check_limits(name: str, radius, count) -> None:
+def _check_limits(name: str, radius: float | np.floating, count: Integer) -> None:
     if not radius > 0:
         raise ValueError(f"{name}: expected a positive radius, got {radius!r}")
     if isinstance(count, bool) or not isinstance(count, int | np.integer) or count < 1:
@@ -160,17 +167,19 @@ def _check_limits(name: str, radius, count) -> None:
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _search(radius: float, count: int, queries, points, point_mask):
-    run = partial(_search_shard, radius, count)
+def _search(
+    radius: float, count: int, queries: Array, points: Array, point_mask: Array | None
+) -> Neighbors:
+    search = partial(_search_shard, radius, count)
     if mesh_lib.axis_size(POINTS) == mesh_lib.axis_size(DATA) == 1:
-        return run(queries, points, point_mask, axis=None)
+        return search(queries, points, point_mask, axis=None)
     # Manual over the samples as well: each group of devices then loops as long as its own samples
     # need, and no condition of a loop is exchanged.
     split = len(queries) % mesh_lib.axis_size(DATA) == 0
     layout = mesh_lib.spec(DATA if split else None, POINTS)
     sharded = mesh_lib.axis_size(POINTS) > 1
     run = jax.shard_map(
-        partial(run, axis=POINTS if sharded else None),
+        partial(search, axis=POINTS if sharded else None),
         in_specs=(layout, layout, layout),
         out_specs=layout,
         axis_names={DATA, POINTS} & set(jax.sharding.get_abstract_mesh().axis_names),
@@ -179,7 +188,15 @@ def _search(radius: float, count: int, queries, points, point_mask):
     return run(queries, points, point_mask)
 
 
-def _search_shard(radius: float, count: int, queries, points, point_mask, *, axis):
+def _search_shard(
+    radius: float,
+    count: int,
+    queries: Array,
+    points: Array,
+    point_mask: Array | None,
+    *,
+    axis: str | None,
+) -> Neighbors:
     """Neighbours of the queries of one shard."""
     dtype = accumulation_dtype(queries.dtype, points.dtype)
     queries, points = queries.astype(dtype), points.astype(dtype)
@@ -196,17 +213,17 @@ def _search_shard(radius: float, count: int, queries, points, point_mask, *, axi
     shape = (batch * groups, at_once, tile, count)
     best = Best(jnp.full(shape, jnp.inf, dtype), jnp.full(shape, -1, jnp.int32))
 
-    def fold(owner, blocks: Blocks, best: Best):
-        corners = boxes.bounds(blocks.points.swapaxes(2, 3), blocks.indices >= 0)
+    def fold(owner: Position, blocks: Blocks, best: Best) -> tuple[Blocks, Best]:
+        lower, upper = boxes.bounds(blocks.points.swapaxes(2, 3), blocks.indices >= 0)
         flat = Blocks(*(array.reshape(-1, *array.shape[2:]) for array in blocks))
 
-        def search(i, best):
+        def search(i: Array, best: Best) -> Best:
             sample = i // groups
             found = search_tiles(
                 tiled[i],
                 Best(*(array[i] for array in best)),
                 flat,
-                tuple(corner[sample] for corner in corners),
+                (lower[sample], upper[sample]),
                 sample * blocks.indices.shape[1],
                 limit,
                 sizes.candidates,
@@ -224,7 +241,7 @@ def _search_shard(radius: float, count: int, queries, points, point_mask, *, axi
     return Neighbors(jnp.where(jnp.isfinite(squares), indices, -1), jnp.sqrt(squares))
 
 
-def _groups(points, valid, longest: int, multiple: int):
+def _groups(points: Array, valid: Array, longest: int, multiple: int) -> Array:
     """Compact groups of each sample; where their number is symbolic, a multiple of so many."""
     if is_symbolic_dim(points.shape[1]):
         group = partial(boxes.curve_groups, longest=longest, multiple=multiple)
@@ -233,7 +250,9 @@ def _groups(points, valid, longest: int, multiple: int):
     return jax.vmap(group)(points, valid)
 
 
-def _blocks(points, point_mask, longest: int, multiple: int, axis) -> Blocks:
+def _blocks(
+    points: Array, point_mask: Array | None, longest: int, multiple: int, axis: str | None
+) -> Blocks:
     """The blocks of one shard's points; see `_groups`."""
     batch, total, _ = points.shape
     first = 0 if axis is None else jax.lax.axis_index(axis) * total
@@ -262,6 +281,6 @@ def _largest_square(radius: float, dtype: jnp.dtype) -> np.floating:
     return square
 
 
-def _rows(array, places, fill):
+def _rows(array: Array, places: Array, fill: float) -> Array:
     """Rows `places` `(B, P)` of an array `(B, N, C)`; `fill` where there is none."""
     return jax.vmap(lambda rows, i: rows.at[i].get(mode="fill", fill_value=fill))(array, places)

@@ -1,9 +1,15 @@
 """Parameters on the mesh, each by the `PartitionSpec` that it carries."""
 
+from typing import TypeVar
+
 import jax
 from flax import nnx
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Array, PyTree
 
 from parallel import mesh as mesh_lib
+
+Model = TypeVar("Model", bound=nnx.Module)
 
 
 def parameter(value: jax.Array, *axes: str | None) -> nnx.Param:
@@ -14,7 +20,13 @@ def parameter(value: jax.Array, *axes: str | None) -> nnx.Param:
     return nnx.Param(value, out_sharding=axes, eager_sharding=False)
 
 
-def partition_specs(module: nnx.Module):
+def split_weights(model: Model) -> tuple[nnx.GraphDef[Model], nnx.State, nnx.State]:
+    """The graph of a model, its weights, and its other variables; `nnx.merge` makes it of them."""
+    graph, weights, *rest = nnx.split(model, nnx.Param, ...)
+    return graph, weights, rest[0]
+
+
+def partition_specs(module: nnx.Module) -> PyTree:
     """The `PartitionSpec` of every variable of a module, for the mesh of the context.
 
     A dimension that a mesh axis does not divide is not split over it.
@@ -22,7 +34,7 @@ def partition_specs(module: nnx.Module):
     state = nnx.state(module)
     specs = nnx.get_partition_spec(state)
 
-    def on_mesh(spec, leaf):
+    def on_mesh(spec: P, leaf: Array) -> P:
         sizes = zip(spec, leaf.shape, strict=False)
         return mesh_lib.spec(
             *(
@@ -31,7 +43,7 @@ def partition_specs(module: nnx.Module):
             )
         )
 
-    is_spec = lambda leaf: isinstance(leaf, jax.sharding.PartitionSpec)  # noqa: E731
+    is_spec = lambda leaf: isinstance(leaf, P)  # noqa: E731
     return jax.tree.map(on_mesh, specs, state, is_leaf=is_spec)
 
 
@@ -45,7 +57,7 @@ def place_parameters(module: nnx.Module) -> None:
         return
     specs, state = partition_specs(module), nnx.state(module)
 
-    def put(leaf, spec):
+    def put(leaf: Array, spec: P) -> Array:
         if isinstance(leaf, jax.core.Tracer):
             return jax.lax.with_sharding_constraint(leaf, spec)
         return jax.device_put(leaf, mesh_lib.sharding(*spec))

@@ -8,17 +8,18 @@ carries both. All reduce in float32 or wider.
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, PyTree
 
 from parallel import mesh as mesh_lib
+from parallel.annotations import AnyArray
 from parallel.contraction import product
 from parallel.mesh import POINTS
 from parallel.precision import accumulation_dtype
 
 
-def _masked(x, mask):
+def _masked(x: AnyArray, mask: AnyArray | None) -> Array:
     """`x` in the accumulation type, zero where the mask is False (also where it is not finite)."""
-    x = x.astype(accumulation_dtype(x.dtype))
+    x = jnp.asarray(x, accumulation_dtype(x.dtype))
     if mask is None:
         return x
     if mask.shape != x.shape[: mask.ndim]:
@@ -26,7 +27,7 @@ def _masked(x, mask):
     return jnp.where(mask.reshape(mask.shape + (1,) * (x.ndim - mask.ndim)), x, 0)
 
 
-def _counts(x, mask):
+def _counts(x: AnyArray, mask: AnyArray | None) -> Array:
     """Number of real points of each sample, at least one so that it can divide: (B,)."""
     dtype = accumulation_dtype(x.dtype)
     if mask is None:
@@ -35,14 +36,14 @@ def _counts(x, mask):
 
 
 def masked_sum(
-    x: Float[Array, "B N *C"], mask: Bool[Array, "B N"] | None = None
+    x: Float[AnyArray, "B N *C"], mask: Bool[AnyArray, "B N"] | None = None
 ) -> Float[Array, "B *C"]:
     """Sum over the real points of each sample."""
     return _masked(x, mask).sum(1)
 
 
 def masked_mean(
-    x: Float[Array, "B N *C"], mask: Bool[Array, "B N"] | None = None
+    x: Float[AnyArray, "B N *C"], mask: Bool[AnyArray, "B N"] | None = None
 ) -> Float[Array, "B *C"]:
     """Mean over the real points of each sample; zero for a sample that has none."""
     counts = _counts(x, mask)
@@ -50,7 +51,7 @@ def masked_mean(
 
 
 def masked_mean_and_variance(
-    x: Float[Array, "B N *C"], mask: Bool[Array, "B N"] | None = None
+    x: Float[AnyArray, "B N *C"], mask: Bool[AnyArray, "B N"] | None = None
 ) -> tuple[Float[Array, "B *C"], Float[Array, "B *C"]]:
     """Mean and (biased) variance over the real points of each sample.
 
@@ -63,9 +64,9 @@ def masked_mean_and_variance(
 
 
 def slice_sums(
-    weights: Float[Array, "B N H S"],
-    values: Float[Array, "B N H D"],
-    mask: Bool[Array, "B N"] | None = None,
+    weights: Float[AnyArray, "B N H S"],
+    values: Float[AnyArray, "B N H D"],
+    mask: Bool[AnyArray, "B N"] | None = None,
 ) -> tuple[Float[Array, "B H S D"], Float[Array, "B H S"]]:
     """Weighted sums of the points into slices, and of the weights, in one packed all-reduce.
 
@@ -84,12 +85,14 @@ def slice_sums(
 
 
 @jax.custom_vjp
-def _slice_sums(weights, values, mask):
+def _slice_sums(weights: Array, values: Array, mask: Array | None) -> tuple[Array, Array]:
     run = mesh_lib.island(_slice_sums_local, in_specs=(P(None, POINTS),) * 3, out_specs=(P(), P()))
     return run(weights, values, mask)
 
 
-def _slice_sums_local(weights, values, mask, *, axis):
+def _slice_sums_local(
+    weights: Array, values: Array, mask: Array | None, *, axis: str | None
+) -> tuple[Array, Array]:
     weights, values = _masked(weights, mask), _masked(values, mask)
     sums = product("bnhs,bnhd->bhsd", weights, values)
     packed = jnp.concatenate([sums, weights.sum(1)[..., None]], axis=-1)
@@ -98,11 +101,15 @@ def _slice_sums_local(weights, values, mask, *, axis):
     return packed[..., :-1], packed[..., -1]
 
 
-def _slice_sums_forward(weights, values, mask):
+def _slice_sums_forward(
+    weights: Array, values: Array, mask: Array | None
+) -> tuple[tuple[Array, Array], PyTree]:
     return _slice_sums(weights, values, mask), (weights, values, mask)
 
 
-def _slice_sums_backward(residuals, gradients):
+def _slice_sums_backward(
+    residuals: tuple[Array, Array, Array | None], gradients: tuple[Array, Array]
+) -> tuple[Array, Array, None]:
     """Local: the gradients of replicated sums meet each point where it lies."""
     weights, values, mask = residuals
     d_sums, d_counts = gradients

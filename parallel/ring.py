@@ -3,9 +3,10 @@
 from collections.abc import Callable
 
 import jax
+from jaxtyping import Array, PyTree
 
 
-def around(fold: Callable, block, carry, axis: str | None):
+def around(fold: Callable, block: PyTree, carry: PyTree, axis: str | None) -> tuple[PyTree, PyTree]:
     """Folds the blocks of all shards, each of which is home again afterwards.
 
     A block that a fold leaves as it is travels on while the fold still computes.
@@ -25,7 +26,7 @@ def around(fold: Callable, block, carry, axis: str | None):
     shards = jax.lax.axis_size(axis)
     ring = [(i, (i + 1) % shards) for i in range(shards)]
 
-    def turn(step, state):
+    def turn(step: Array, state: PyTree) -> tuple[PyTree, PyTree]:
         owner = (jax.lax.axis_index(axis) - step) % shards
         block, carry = fold(owner, *state)
         return jax.tree.map(lambda array: jax.lax.ppermute(array, axis, ring), block), carry

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from parallel.annotations import Size
 from parallel.contraction import product, sum_of_products
 from parallel.precision import accumulation_dtype
 
@@ -35,7 +36,7 @@ class SoftmaxSums(NamedTuple):
 
 
 def mask_scores(
-    scores: Float[Array, "B H Q K"], mask: Bool[Array, "B #H #Q K"] | None
+    scores: Float[Array, "B H Q K"], mask: Bool[Array, "#B #H #Q #K"] | None
 ) -> Float[Array, "B H Q K"]:
     """Scores with the most negative number where the mask is False."""
     if mask is None:
@@ -43,7 +44,7 @@ def mask_scores(
     return jnp.where(mask, scores, jnp.finfo(scores.dtype).min)
 
 
-def start(batch: int, heads: int, queries: int, width: int, dtype: jnp.dtype) -> SoftmaxSums:
+def start(batch: Size, heads: int, queries: Size, width: int, dtype: jnp.dtype) -> SoftmaxSums:
     """The state before any key was seen."""
     return SoftmaxSums(
         jnp.full((batch, heads, queries), jnp.finfo(dtype).min / 2, dtype),
@@ -105,12 +106,12 @@ def shares(scores: Float[Array, "B H S n"]) -> Float[Array, "B H S n"]:
     return powers / powers.sum(2, keepdims=True)
 
 
-def _shares_forward(scores):
+def _shares_forward(scores: Array) -> tuple[Array, Array]:
     weights = shares(scores)
     return weights, weights
 
 
-def _shares_backward(weights, d_weights):
+def _shares_backward(weights: Array, d_weights: Array) -> tuple[Array]:
     return (weights * (d_weights - sum_of_products(weights, d_weights, -2)),)
 
 
@@ -136,13 +137,17 @@ def mix(
     return _mix_forward(dtype, scores, values)[0]
 
 
-def _mix_forward(dtype, scores, values):
+def _mix_forward(
+    dtype: jax.typing.DTypeLike, scores: Array, values: Array
+) -> tuple[Array, tuple[Array, Array, Array]]:
     weights = shares(scores)
     y = product("bhsd,bhsn->bhdn", values.astype(dtype), weights.astype(dtype))
     return y, (weights, values, y)
 
 
-def _mix_backward(dtype, residuals, d_y):
+def _mix_backward(
+    dtype: jax.typing.DTypeLike, residuals: tuple[Array, Array, Array], d_y: Array
+) -> tuple[Array, Array]:
     """Their common part is had from the output, which has fewer channels than there are scores.
 
     Not so in a narrow type: there the output was made by rounded weights, which no longer sum to

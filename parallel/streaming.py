@@ -25,10 +25,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec as P
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PyTree
 
 from parallel import chunks, softmax
 from parallel import mesh as mesh_lib
+from parallel.annotations import Position, Size
 from parallel.contraction import product
 from parallel.mesh import DATA, POINTS
 from parallel.precision import accumulation_dtype
@@ -64,7 +65,7 @@ GATHERED = "gathered"
 _SAMPLES = P(DATA)
 _CLOUD = P(DATA, POINTS)
 _COPIES = P(OVER)
-_PLACES = Places(P(DATA), P(POINTS))
+_PLACES = Places._make((P(DATA), P(POINTS)))
 _GRADIENTS = (P(), _SAMPLES, _CLOUD)
 
 
@@ -102,7 +103,7 @@ def sum_over_points(
     Returns:
         The sums, in float32 or wider, and what they were made of.
     """
-    return _sum(function, chunking, weights, latents, points)
+    return _sum_jitted(function, chunking, weights, latents, points)
 
 
 def softmax_over_points(
@@ -123,7 +124,7 @@ def softmax_over_points(
     Returns:
         The weighted values in float32 or wider, and what they were made of.
     """
-    return _softmax(function, chunking, weights, latents, points)
+    return _softmax_jitted(function, chunking, weights, latents, points)
 
 
 class SoftmaxPart(NamedTuple):
@@ -185,7 +186,7 @@ def map_points(
     Returns:
         A tree of arrays `(B, N, ...)`, laid out as the points.
     """
-    return _map(function, chunking, weights, latents, points)
+    return _map_jitted(function, chunking, weights, latents, points)
 
 
 def map_held(function: Callable, chunking: Chunking, weights: Any, latents: Any, held: Held) -> Any:
@@ -201,23 +202,36 @@ def map_held(function: Callable, chunking: Chunking, weights: Any, latents: Any,
     Returns:
         A tree of arrays `(B, N, ...)`, laid out as the points.
     """
-    return _map(function, chunking, weights, latents, held)
+    return _map_jitted(function, chunking, weights, latents, held)
 
 
-@partial(jax.jit, static_argnums=(0, 1))
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _sum(function, chunking, weights, latents, points):
+def _sum(
+    function: Callable[..., PyTree],
+    chunking: Chunking,
+    weights: PyTree,
+    latents: PyTree,
+    points: PyTree,
+) -> tuple[PyTree, Held]:
     return _sum_forward(function, chunking, weights, latents, points)[0]
 
 
-def _sum_forward(function, chunking, weights, latents, points):
-    def local(places, weights, latents, points, *, axis):
+def _sum_forward(
+    function: Callable[..., PyTree],
+    chunking: Chunking,
+    weights: PyTree,
+    latents: PyTree,
+    points: PyTree,
+) -> tuple[tuple[PyTree, Held], PyTree]:
+    def local(
+        places: Places, weights: PyTree, latents: PyTree, points: PyTree, *, axis: str | None
+    ) -> PyTree:
         walk = Walk(function, chunking, places, weights, latents, points)
         zeros = jax.tree.map(
             lambda leaf: jnp.zeros(leaf.shape, accumulation_dtype(leaf.dtype)), walk.made
         )
 
-        def add(start, size, sums):
+        def add(start: Position, size: Size, sums: PyTree) -> PyTree:
             return jax.tree.map(jnp.add, sums, walk.make(start, size))
 
         sums = all_sum(walk.fold(add, zeros), mesh_lib.split_axes(POINTS), lead=2)
@@ -229,19 +243,36 @@ def _sum_forward(function, chunking, weights, latents, points):
     return (sums, Held(copies, points)), (weights, latents, points)
 
 
-def _sum_backward(function, chunking, residuals, gradients):
+def _sum_backward(
+    function: Callable[..., PyTree], chunking: Chunking, residuals: PyTree, gradients: PyTree
+) -> tuple[PyTree, PyTree, PyTree]:
     return pull_back_sums(function, chunking, *residuals, *gradients)
 
 
 def pull_back_sums(
-    function: Callable, chunking: Chunking, weights, latents, points, d_sums, d_held: Held
+    function: Callable,
+    chunking: Chunking,
+    weights: PyTree,
+    latents: PyTree,
+    points: PyTree,
+    d_sums: PyTree,
+    d_held: Held,
 ) -> tuple[Any, Any, Any]:
     """Gradients of weights, latents and points, from those of what `sum_over_points` returns.
 
     For a sum whose gradient is better had from another function than the one that it is made by.
     """
 
-    def local(places, weights, latents, points, d_sums, d_held, *, axis):
+    def local(
+        places: Places,
+        weights: PyTree,
+        latents: PyTree,
+        points: PyTree,
+        d_sums: PyTree,
+        d_held: Held,
+        *,
+        axis: str | None,
+    ) -> PyTree:
         walk = Walk(function, chunking, places, weights, latents, points)
         return _all_gradients(walk, weights, lambda start, size: lambda made: d_sums, d_held)
 
@@ -250,24 +281,39 @@ def pull_back_sums(
     return run(Places.of(points), weights, latents, _tied(points), d_sums, d_held)
 
 
-_sum.__wrapped__.defvjp(_sum_forward, _sum_backward)
+_sum.defvjp(_sum_forward, _sum_backward)
+_sum_jitted = jax.jit(_sum, static_argnums=(0, 1))
 
 
-@partial(jax.jit, static_argnums=(0, 1))
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _softmax(function, chunking, weights, latents, points):
+def _softmax(
+    function: Callable[..., PyTree],
+    chunking: Chunking,
+    weights: PyTree,
+    latents: PyTree,
+    points: PyTree,
+) -> tuple[Array, Held]:
     return _softmax_forward(function, chunking, weights, latents, points)[0]
 
 
-def _softmax_forward(function, chunking, weights, latents, points):
-    def local(places, weights, latents, points, *, axis):
+def _softmax_forward(
+    function: Callable[..., PyTree],
+    chunking: Chunking,
+    weights: PyTree,
+    latents: PyTree,
+    points: PyTree,
+) -> tuple[tuple[Array, Held], PyTree]:
+    def local(
+        places: Places, weights: PyTree, latents: PyTree, points: PyTree, *, axis: str | None
+    ) -> PyTree:
         walk = Walk(function, chunking, places, weights, latents, points)
         scores, values = walk.made
 
-        def add(start, size, sums):
+        def add(start: Position, size: Size, sums: softmax.SoftmaxSums) -> softmax.SoftmaxSums:
             return softmax.accumulate(sums, *walk.make(start, size))
 
-        sums = softmax.start(*scores.shape[:3], values.shape[2], scores.dtype)
+        batch, heads, slices, _ = scores.shape
+        sums = softmax.start(batch, heads, slices, values.shape[2], scores.dtype)
         merged = softmax.merge(walk.fold(add, sums), axis)
         return softmax.finish(merged), _copies(_wide(weights))
 
@@ -277,14 +323,27 @@ def _softmax_forward(function, chunking, weights, latents, points):
     return (means, Held(copies, points)), (weights, latents, points, means, log_sum_exp)
 
 
-def _softmax_backward(function, chunking, residuals, gradients):
+def _softmax_backward(
+    function: Callable[..., PyTree], chunking: Chunking, residuals: PyTree, gradients: PyTree
+) -> tuple[PyTree, PyTree, PyTree]:
     d_means, d_held = gradients
 
-    def local(places, weights, latents, points, means, log_sum_exp, d_means, d_held, *, axis):
+    def local(
+        places: Places,
+        weights: PyTree,
+        latents: PyTree,
+        points: PyTree,
+        means: Array,
+        log_sum_exp: Array,
+        d_means: Array,
+        d_held: Held,
+        *,
+        axis: str | None,
+    ) -> PyTree:
         walk = Walk(function, chunking, places, weights, latents, points)
         delta = (d_means * means).sum(-1)
 
-        def d_made(made):
+        def d_made(made: PyTree) -> PyTree:
             scores, values = made
             shares = softmax.weights(scores, log_sum_exp)
             narrow = d_means.astype(values.dtype)
@@ -301,24 +360,38 @@ def _softmax_backward(function, chunking, residuals, gradients):
     return run(*arguments, floating_leaves(d_held))
 
 
-_softmax.__wrapped__.defvjp(_softmax_forward, _softmax_backward)
+_softmax.defvjp(_softmax_forward, _softmax_backward)
+_softmax_jitted = jax.jit(_softmax, static_argnums=(0, 1))
 
 
-@partial(jax.jit, static_argnums=(0, 1))
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _map(function, chunking, weights, latents, points):
+def _map(
+    function: Callable[..., PyTree],
+    chunking: Chunking,
+    weights: PyTree,
+    latents: PyTree,
+    points: PyTree,
+) -> PyTree:
     return _map_forward(function, chunking, weights, latents, points)[0]
 
 
-def _map_forward(function, chunking, weights, latents, points):
-    def local(places, weights, latents, points, *, axis):
+def _map_forward(
+    function: Callable[..., PyTree],
+    chunking: Chunking,
+    weights: PyTree,
+    latents: PyTree,
+    points: PyTree,
+) -> tuple[PyTree, PyTree]:
+    def local(
+        places: Places, weights: PyTree, latents: PyTree, points: PyTree, *, axis: str | None
+    ) -> PyTree:
         _, walk = _walk_of(function, chunking, places, weights, latents, points)
         outputs = jax.tree.map(
             lambda leaf: jnp.zeros((leaf.shape[0], walk.total, *leaf.shape[2:]), leaf.dtype),
             walk.made,
         )
 
-        def write(start, size, outputs):
+        def write(start: Position, size: Size, outputs: PyTree) -> PyTree:
             return jax.tree.map(
                 lambda out, new: chunks.put(out, new, start, 1), outputs, walk.make(start, size)
             )
@@ -330,13 +403,23 @@ def _map_forward(function, chunking, weights, latents, points):
     return run(places, weights, latents, _tied(points)), (weights, latents, points)
 
 
-def _map_backward(function, chunking, residuals, d_outputs):
+def _map_backward(
+    function: Callable[..., PyTree], chunking: Chunking, residuals: PyTree, d_outputs: PyTree
+) -> tuple[PyTree, PyTree, PyTree]:
     weights, latents, points = residuals
 
-    def local(places, weights, latents, points, d_outputs, *, axis):
+    def local(
+        places: Places,
+        weights: PyTree,
+        latents: PyTree,
+        points: PyTree,
+        d_outputs: PyTree,
+        *,
+        axis: str | None,
+    ) -> PyTree:
         held, walk = _walk_of(function, chunking, places, weights, latents, points)
 
-        def d_made_of(start, size):
+        def d_made_of(start: Position, size: Size) -> Callable[..., PyTree]:
             return lambda made: jax.tree.map(
                 lambda leaf: chunks.take(leaf, start, size, 1), d_outputs
             )
@@ -353,16 +436,25 @@ def _map_backward(function, chunking, residuals, d_outputs):
     return run(places, weights, latents, _tied(points), d_outputs)
 
 
-_map.__wrapped__.defvjp(_map_forward, _map_backward)
+_map.defvjp(_map_forward, _map_backward)
+_map_jitted = jax.jit(_map, static_argnums=(0, 1))
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _greatest(function, chunking, weights, latents, points):
-    def local(places, weights, latents, points, *, axis):
+def _greatest(
+    function: Callable[..., PyTree],
+    chunking: Chunking,
+    weights: PyTree,
+    latents: PyTree,
+    points: PyTree,
+) -> Array:
+    def local(
+        places: Places, weights: PyTree, latents: PyTree, points: PyTree, *, axis: str | None
+    ) -> PyTree:
         walk = Walk(function, chunking, places, weights, latents, points)
         least = jnp.finfo(walk.made.dtype).min
 
-        def compare(start, size, greatest):
+        def compare(start: Position, size: Size, greatest: Array) -> Array:
             return jnp.maximum(greatest, walk.make(start, size).max(-1))
 
         found = walk.fold(compare, jnp.full(walk.made.shape[:-1], least, walk.made.dtype))
@@ -375,7 +467,14 @@ def _greatest(function, chunking, weights, latents, points):
 # One shard ---------------------------------------------------------------------------------------
 
 
-def _walk_of(function, chunking, places, weights, latents, points) -> tuple[bool, Walk]:
+def _walk_of(
+    function: Callable[..., PyTree],
+    chunking: Chunking,
+    places: Places,
+    weights: PyTree,
+    latents: PyTree,
+    points: PyTree,
+) -> tuple[bool, Walk]:
     """A walk over points, or over those held, with the weights held beside the others."""
     if not isinstance(points, Held):
         return False, Walk(function, chunking, places, weights, latents, points)
@@ -383,19 +482,21 @@ def _walk_of(function, chunking, places, weights, latents, points) -> tuple[bool
     return True, Walk(function, chunking, places, (own, weights), latents, points.points)
 
 
-def _all_gradients(walk: Walk, weights, d_made_of: Callable, d_held: Held):
+def _all_gradients(
+    walk: Walk, weights: PyTree, d_made_of: Callable, d_held: Held
+) -> tuple[PyTree, PyTree, PyTree]:
     """Gradients of weights, latents and points of a sum, and of what read on from it."""
     d_weights = jax.tree.map(lambda copy: copy[0], d_held.weights)
     d_weights, d_latents, d_points = walk.gradients(d_made_of, d_weights, d_held.points)
     return over_shards(d_weights, weights), d_latents, d_points
 
 
-def _copies(tree):
+def _copies(tree: PyTree) -> PyTree:
     """What a shard has of its own, as one of a stack over the shards."""
     return jax.tree.map(lambda leaf: leaf[None], tree)
 
 
-def _wide(tree):
+def _wide(tree: PyTree) -> PyTree:
     return jax.tree.map(
         lambda leaf: (
             leaf.astype(accumulation_dtype(leaf.dtype))
@@ -406,19 +507,21 @@ def _wide(tree):
     )
 
 
-def _of_points(points):
+def _of_points(points: PyTree) -> PyTree:
     return _HELD if isinstance(points, Held) else _CLOUD
 
 
-def _only_points(points):
+def _only_points(points: PyTree) -> PyTree:
     return points.points if isinstance(points, Held) else points
 
 
-def _island(local, in_specs, out_specs):
+def _island(
+    local: Callable[..., PyTree], in_specs: PyTree, out_specs: PyTree
+) -> Callable[..., PyTree]:
     return mesh_lib.island(local, in_specs, out_specs, over=OVER)
 
 
-def _tied(points):
+def _tied(points: PyTree) -> PyTree:
     """The points, as something of which nothing is known.
 
     What has no gradient is held to what has, see `chunks.tie`. And of the points that a scan over

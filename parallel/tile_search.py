@@ -8,10 +8,12 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.core import min_dim
 from jaxtyping import Array, Float, Int
 
 from parallel import boxes
+from parallel.annotations import Position
 
 
 class Blocks(NamedTuple):
@@ -32,23 +34,29 @@ class Best(NamedTuple):
 
 
 def search_tiles(
-    tiles, best: Best, blocks: Blocks, corners, first_block, limit, candidates: int
+    tiles: Array,
+    best: Best,
+    blocks: Blocks,
+    corners: tuple[Array, Array],
+    first_block: Position,
+    limit: np.floating,
+    candidates: int,
 ) -> Best:
     """The best neighbours of some tiles `(G, T, D)` after all blocks of one sample and shard."""
     at_once = len(tiles)
     real = boxes.finite(tiles)
-    tile_corners = (corner[:, None] for corner in boxes.bounds(tiles, real))
-    far = boxes.box_square_distances(tuple(tile_corners), corners)
+    lower, upper = boxes.bounds(tiles, real)
+    far = boxes.box_square_distances((lower[:, None], upper[:, None]), corners)
     count, size = best.indices.shape[-1], blocks.indices.shape[-1]
     step = min_dim(far.shape[1], -(-max(candidates, count) // size))
 
-    def goes_on(state):
+    def goes_on(state: tuple[Array, Best]) -> Array:
         far, best = state
         worst = jnp.minimum(best.squares[..., -1], limit)
         worst = jnp.where(real, worst, -1).max(-1)
         return jnp.any(far.min(-1) <= worst)
 
-    def visit(state):
+    def visit(state: tuple[Array, Best]) -> tuple[Array, Best]:
         far, best = state
         distance, visited = _smallest(far, step)
         chosen = first_block + visited
@@ -73,7 +81,7 @@ def search_tiles(
     return _in_order(best)
 
 
-def _merge(best: Best, squares, indices) -> Best:
+def _merge(best: Best, squares: Array, indices: Array) -> Best:
     """The best of those so far and of the candidates, whose indices `(G, 1, W)` a tile shares.
 
     The last is the farthest; the order of the others is `_in_order`'s.
@@ -85,7 +93,7 @@ def _merge(best: Best, squares, indices) -> Best:
     nearest, chosen = _smallest(squares, count)
     farthest = nearest[..., -1:]
 
-    def by_index(_):
+    def by_index(_: Array) -> Array:
         # Of those as far as the farthest the lowest indices: as a number's bits, order is kept.
         # The offset makes even -1 a normal number, since subnormal ones may count as zero.
         key = jax.lax.bitcast_convert_type(indices + 1 + 2**23, jnp.float32)
@@ -100,7 +108,7 @@ def _merge(best: Best, squares, indices) -> Best:
     return Best(*(jnp.take_along_axis(x, chosen, -1) for x in (squares, indices)))
 
 
-def _smallest(values, count: int):
+def _smallest(values: Array, count: int) -> tuple[Array, Array]:
     """The smallest values of each row, ascending, and their places."""
     # The barrier keeps a use of some values apart: merged with it, XLA no longer recognizes the
     # selection, and on a CPU sorts each row, twenty times slower. Around both results, though, a

@@ -66,11 +66,13 @@ def call(main, *arguments) -> Result:
 
 def start(*arguments, **environment: str) -> subprocess.Popen:
     """Starts Python with these arguments; it has the devices that it asks for, not the tests'."""
-    inherited = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    flags = os.environ.get("XLA_FLAGS", "").split()
+    flags = [flag for flag in flags if "host_platform_device_count" not in flag]
+    inherited = os.environ | {"XLA_FLAGS": " ".join(flags), "PYTHONPATH": str(ROOT)}
     return subprocess.Popen(
         [sys.executable, *map(str, arguments)],
         cwd=ROOT,
-        env=inherited | {"PYTHONPATH": str(ROOT)} | environment,
+        env=inherited | environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -3,7 +3,6 @@
 from collections import Counter
 
 import jax
-from conftest import COMPILE_FAST
 
 from benchmarks.collectives import ARRAY, BYTES, Collective, collectives, shape_of
 
@@ -12,7 +11,7 @@ __all__ = ["array_shapes", "collectives", "compile_for", "shapes_of", "text_of",
 
 def compile_for(function, *arguments) -> jax.stages.Compiled:
     """The program of a function for arguments that may be shapes only; it need not run."""
-    return jax.jit(function).lower(*arguments).compile(COMPILE_FAST)
+    return jax.jit(function).lower(*arguments).compile()
 
 
 def text_of(function, *arguments) -> str:

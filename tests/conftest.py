@@ -2,27 +2,40 @@
 
 import os
 
+# Programs of tests run once or twice, for less time than they take to compile, which is a quarter
+# without LLVM's optimization and with XLA's plain emitters of loops. Flags of the environment come
+# later and win, so that all can be tested as users compile it, in twice the time or more:
+# XLA_FLAGS="--xla_backend_optimization_level=3 --xla_cpu_use_fusion_emitters=true" make test
 os.environ["XLA_FLAGS"] = " ".join(
-    [os.environ.get("XLA_FLAGS", ""), "--xla_force_host_platform_device_count=8"]
-).strip()
+    [
+        "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false",
+        os.environ.get("XLA_FLAGS", ""),
+        "--xla_force_host_platform_device_count=8",
+    ]
+)
 os.environ["JAX_PLATFORMS"] = "cpu"
 
 import contextlib
 import gc
 import json
+import time
 from functools import partial
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import jaxtyping
 import numpy as np
 import pytest
+from checked_calls import check_calls
 from flax import nnx
 
 import parallel
 from flare_jax import FLARE
 from geotransolver_jax import Transolver
 from parallel.parameters import place_parameters
+
+check_calls()
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -89,6 +102,14 @@ def padded_inputs(real: list[int], points: int, garbage: float):
 
 
 @pytest.fixture
+def unchecked_calls():
+    """Lets wrong arguments through to the packages' own checks: users have these alone."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
+
+
+@pytest.fixture
 def float64():
     """float64 within one test."""
     with jax.enable_x64(True):
@@ -127,11 +148,7 @@ def without_vanishing(gradients: dict, tolerance: float) -> dict:
     return rest
 
 
-# Small programs, each run once or twice: compiling them takes longer than running them.
-COMPILE_FAST = {"xla_backend_optimization_level": 0}
-
-
-@partial(jax.jit, static_argnums=0, compiler_options=COMPILE_FAST)
+@partial(jax.jit, static_argnums=0)
 def _step(graph, state, inputs, mask):
     def loss(model, inputs):
         output = model(**inputs, point_mask=mask)
@@ -143,7 +160,7 @@ def _step(graph, state, inputs, mask):
     return output, nnx.to_pure_dict(d_model), d_inputs
 
 
-@partial(jax.jit, static_argnums=0, compiler_options=COMPILE_FAST)
+@partial(jax.jit, static_argnums=0)
 def _forward(graph, state, inputs, mask):
     return nnx.merge(graph, state)(**inputs, point_mask=mask)
 
@@ -184,9 +201,35 @@ def value_and_gradients(model, inputs: dict):
     return bring_back(output), (d_params, d_inputs)
 
 
+# Files of half a minute and more, the longest first: a worker that began one of them last would
+# work alone at the end. pytest-xdist would hand files out by their number of tests. Of two workers
+# the first gets the first and third: files that start many processes shall not run side by side.
+LONGEST = [
+    f"test_{name}"
+    for name in (
+        *("processes", "golden_geotransolver", "faults", "geotransolver", "tutorial"),
+        *("documentation", "whole_cloud", "resume", "models_on_data", "export", "predict"),
+        *("geotransolver_options", "geotransolver_collectives", "import_physicsnemo", "flare"),
+        *("commands", "training", "checkpoints", "golden", "neighbors", "fused", "collectives"),
+    )
+]
+
+
+def pytest_configure(config):
+    config.option.loadscopereorder = False
+
+
+def pytest_collection_modifyitems(items):
+    place = {name: number for number, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: place.get(item.path.stem, len(place)))
+
+
 # A process may have 65,530 of them on Linux by default; each compiled program takes a few, a long
 # test some thousands.
 _MEMORY_MAPS = 40_000
+# Counting them takes up to 0.04 s; in 1 s of this process no more than some hundreds are made.
+_SECONDS_BETWEEN_COUNTS = 1.0
+_last_count = {"at": 0.0}
 
 
 @pytest.fixture(autouse=True)
@@ -196,6 +239,9 @@ def forget_programs():
     XLA would end it by a segmentation fault.
     """
     yield
+    if time.process_time() - _last_count["at"] < _SECONDS_BETWEEN_COUNTS:
+        return
+    _last_count["at"] = time.process_time()
     maps = Path("/proc/self/maps")
     if maps.exists() and maps.read_bytes().count(b"\n") > _MEMORY_MAPS:
         _forget_programs()

@@ -5,7 +5,7 @@ from functools import cache, partial
 import jax
 import jax.numpy as jnp
 import numpy as np
-from conftest import COMPILE_FAST, without_vanishing
+from conftest import without_vanishing
 from flax import nnx
 
 import parallel
@@ -80,7 +80,7 @@ def inputs_of(model: GeoTransolver, points: int, geometry: int, batch: int = 2, 
     return inputs
 
 
-@partial(jax.jit, static_argnums=0, compiler_options=COMPILE_FAST)
+@partial(jax.jit, static_argnums=0)
 def _step(graph, state, inputs, others):
     def loss(model, inputs):
         outputs, context, features = model(
@@ -93,6 +93,17 @@ def _step(graph, state, inputs, others):
     differentiate = nnx.value_and_grad(loss, argnums=(0, 1), has_aux=True)
     (_, results), (d_model, d_inputs) = differentiate(nnx.merge(graph, state), inputs)
     return results, nnx.to_pure_dict(d_model), d_inputs
+
+
+@partial(jax.jit, static_argnums=0)
+def _forward(graph, state, inputs):
+    model = nnx.merge(graph, state)
+    return model(**inputs, return_embedding_states=True, return_point_features=True)
+
+
+def forward(model: GeoTransolver, inputs: dict):
+    """Outputs, context and point features."""
+    return _forward(*nnx.split(model), inputs)
 
 
 def step(model: GeoTransolver, inputs: dict, others: dict | None = None):

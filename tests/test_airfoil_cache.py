@@ -70,7 +70,7 @@ def test_splits_have_their_numbers_of_samples_and_share_no_shape(tmp_path):
 
 def test_shape_numbers_are_disjoint():
     numbers = shape_numbers({"train": 11, "validation": 1, "test": 5}, 5)
-    assert numbers == {"train": range(0, 3), "validation": range(3, 4), "test": range(4, 5)}
+    assert numbers == {"train": range(3), "validation": range(3, 4), "test": range(4, 5)}
 
 
 @pytest.mark.parametrize(("split", "index", "number"), [("train", 3, 1), ("test", 2, 5)])

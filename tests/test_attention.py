@@ -187,6 +187,7 @@ def test_bfloat16_reduces_in_float32():
         (dict(key_mask=np.ones((2, 40), np.int32)), "expected key_mask bool"),
     ],
 )
+@pytest.mark.usefixtures("unchecked_calls")
 def test_bad_options_are_refused(change, message):
     query, key, value, _ = inputs()
     with pytest.raises(ValueError, match=message):
@@ -194,6 +195,7 @@ def test_bad_options_are_refused(change, message):
 
 
 @pytest.mark.parametrize("wrong", ["rank", "width", "length", "heads"])
+@pytest.mark.usefixtures("unchecked_calls")
 def test_bad_shapes_are_named(wrong):
     query, key, value, _ = inputs()
     if wrong == "rank":

@@ -10,6 +10,8 @@ from flax import nnx
 from flare_jax import FLARE
 from geotransolver_jax import GeoTransolver
 
+pytestmark = pytest.mark.usefixtures("unchecked_calls")
+
 FX = np.ones((2, 16, 2), np.float32)
 EMBEDDING = np.ones((2, 16, 3), np.float32)
 TIME = np.ones(2, np.float32)
@@ -194,7 +196,7 @@ def test_empty_sample_of_a_sharded_mask_is_named(cloud):
 
 def test_shapes_are_checked_inside_compiled_programs(cloud):
     with pytest.raises(ValueError, match=r"^embedding: .* 16 points") as error:
-        jax.eval_shape(lambda fx, embedding: cloud(fx, embedding), FX, EMBEDDING[:, 1:])
+        jax.eval_shape(cloud, FX, EMBEDDING[:, 1:])
     assert_named(error)
 
 

@@ -280,7 +280,7 @@ def test_more_samples_than_published_are_refused_before_a_file_is_opened(
 @every_data_set
 def test_missing_file_is_named_with_where_it_was_looked_for(tmp_path, name):
     publish(name, tmp_path / FOLDERS[name])
-    last = sorted((tmp_path / FOLDERS[name]).iterdir())[-1]
+    last = max((tmp_path / FOLDERS[name]).iterdir())
     last.unlink()
     with pytest.raises(FileNotFoundError) as error:
         load_benchmark(name, tmp_path, SIZES)

@@ -18,8 +18,6 @@ from experiments.optimizer import make_optimizer
 from experiments.schema import OptimizerConfig
 from experiments.training import TrainState, abstract_state, initial_state
 
-pytestmark = pytest.mark.usefixtures("compile_fast")
-
 NAN = float("nan")
 FX, EMBEDDING, TARGET = (
     Scale(np.full(size, size, np.float32), np.full(size, 1, np.float32)) for size in (2, 3, 2)

@@ -13,8 +13,6 @@ from experiments import evaluate, train
 from experiments.cli import swept
 from experiments.logs import RunLog, read_log
 
-pytestmark = pytest.mark.usefixtures("compile_fast")
-
 STEPS = 4
 RUN = [
     *TINY,
@@ -31,7 +29,7 @@ def cache(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def sweep(compile_fast, cache, tmp_path_factory):
+def sweep(cache, tmp_path_factory):
     """The folder of a sweep over the depth, on 2 devices, and what the command printed."""
     folder = tmp_path_factory.mktemp("sweep")
     result = call(
@@ -156,7 +154,7 @@ def test_evaluation_prints_the_test_error_of_the_summary(run):
 
 def test_evaluation_on_another_mesh_of_another_process_gives_the_same_error(run):
     mesh = ["mesh.data=2", "mesh.points=2", "mesh.cpu_devices=4"]
-    process = start("-m", "experiments.evaluate", run, *mesh, JAX_DISABLE_MOST_OPTIMIZATIONS="1")
+    process = start("-m", "experiments.evaluate", run, *mesh)
     result = wait(process)
     assert result.code == 0, result.err
     metrics = printed_metrics(result.out)

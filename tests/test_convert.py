@@ -246,7 +246,7 @@ def test_changed_blocks_are_converted_again(tmp_path):
     blocks = pyvista.MultiBlock([body(1.0), body(2.0)])
     blocks.save(tmp_path / "files" / "a.vtm")
     (before,) = convert(tmp_path / "files", tmp_path / "store", Options(), workers=1)
-    first = sorted((tmp_path / "files" / "a").iterdir())[0]
+    first = min((tmp_path / "files" / "a").iterdir())
     mesh = pyvista.read(first)
     mesh.cell_data["p"] = np.full(mesh.n_cells, 99, np.float32)
     mesh.save(first)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from compiled import collectives, text_of
-from conftest import COMPILE_FAST, assert_trees_close, on_mesh, on_meshes
+from conftest import assert_trees_close, on_mesh, on_meshes
 
 from parallel.convolution import grid_convolution
 
@@ -28,7 +28,7 @@ def value_and_gradients(grid, kernel_size):
         return (y * factor).sum(), y
 
     step = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)
-    return jax.jit(step, compiler_options=COMPILE_FAST)(x, kernel)
+    return jax.jit(step)(x, kernel)
 
 
 @on_meshes

@@ -1,7 +1,6 @@
 """Exported programs: one for any number of points, the same numbers, nothing of this project."""
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -13,7 +12,7 @@ import numpy as np
 import pytest
 from commands import TINY, assert_one_line, call
 from compiled import array_shapes
-from conftest import COMPILE_FAST, relative_difference
+from conftest import relative_difference
 from flax import nnx
 from jax import export as jax_export
 
@@ -24,8 +23,6 @@ from experiments.prediction import predict
 from experiments.run import build_model
 from parallel import chunks
 from parallel.neighbors import radius_search
-
-pytestmark = pytest.mark.usefixtures("compile_fast")
 
 SMALL = dict(n_layers=1, n_hidden=16, n_head=2, slice_num=4, mlp_ratio=2)
 # Numbers that the chunks of the tests hold at most: 8 points of an attention layer of `SMALL`, of
@@ -204,7 +201,7 @@ def test_no_array_of_a_program_is_of_all_points_and_latents(name):
     program = exported_of(case, model)
     shapes = export.input_shapes(model, case.data)
     inputs = made_inputs(shapes, B=1, N=points, M=3)
-    compiled = jax.jit(program.call).lower(inputs).compile(COMPILE_FAST)
+    compiled = jax.jit(program.call).lower(inputs).compile()
     long = {shape for shape in array_shapes(compiled.as_text()) if points in shape}
     assert long
     assert not any(latents in shape for shape in long)
@@ -238,8 +235,8 @@ def test_program_runs_without_this_project(tmp_path):
     np.savez(tmp_path / "inputs.npz", **inputs)
     process = subprocess.run(
         [sys.executable, "-I", "-c", RUN_ALONE],
+        check=False,
         cwd=tmp_path,
-        env=os.environ | {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"},
         capture_output=True,
         text=True,
         timeout=120,
@@ -252,7 +249,7 @@ def test_program_runs_without_this_project(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def run(compile_fast, tmp_path_factory):
+def run(tmp_path_factory):
     """The folder of a run, trained with a moving average."""
     folder, cache = tmp_path_factory.mktemp("run"), tmp_path_factory.mktemp("cache")
     options = ["train.steps=2", "train.checkpoint_every=1", "train.batch_size=4"]

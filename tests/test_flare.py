@@ -8,7 +8,6 @@ import numpy as np
 import optax
 import pytest
 from conftest import (
-    COMPILE_FAST,
     MESHES,
     assert_trees_close,
     cloud_inputs,
@@ -137,7 +136,7 @@ def trained(model, axes, steps: int = 20) -> dict:
             updates, state = optimizer.update(jax.grad(loss)(params), state, params)
             return optax.apply_updates(params, updates), state
 
-        update = jax.jit(update, donate_argnums=(0, 1), compiler_options=COMPILE_FAST)
+        update = jax.jit(update, donate_argnums=(0, 1))
         params = jax.tree.map(jnp.copy, params)  # the model's own must not be given away
         state = optimizer.init(params)
         for _ in range(steps):

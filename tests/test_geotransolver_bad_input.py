@@ -9,6 +9,8 @@ from test_bad_input import assert_named
 from geotransolver_jax import GeoTransolver, Neighborhoods
 from parallel.neighbors import Neighbors
 
+pytestmark = pytest.mark.usefixtures("unchecked_calls")
+
 SIZES = dict(functional_dim=2, out_dim=2, n_layers=1, n_hidden=16, n_head=4, slice_num=4)
 LOCAL = dict(geometry_dim=3, include_local_features=True, radii=[0.5], neighbors_in_radius=[3])
 X = np.ones((2, 16, 2), np.float32)

@@ -22,7 +22,7 @@ def layer_text(layer, program: str, points: int) -> str:
     x, context = shape(BATCH, points, DIM), shape(BATCH, HEADS, SLICES, CONTEXT)
 
     def apply(weights, x, context):
-        return nnx.merge(graph, weights)(x, None, context)
+        return nnx.merge(graph, weights)(x, context=context)
 
     def step(weights, x, context, d_y):
         return jax.vjp(apply, weights, x, context)[1](d_y)

@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import (
-    COMPILE_FAST,
     GOLDEN,
     assert_trees_close,
     load_golden,
@@ -73,7 +72,7 @@ def test_reference_case(name, mesh):
             return jnp.sum(output**2) / (2 * copies * case["out"]["0"].size), output
 
         step = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)
-        step = jax.jit(step, compiler_options=COMPILE_FAST)
+        step = jax.jit(step)
         (value, output), (d_params, d_inputs) = step(params, inputs)
 
         fx = case["in"]["fx"]

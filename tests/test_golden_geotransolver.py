@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import (
-    COMPILE_FAST,
     GOLDEN,
     assert_trees_close,
     load_golden,
@@ -136,7 +135,7 @@ def test_reference_case(name, mesh):
             return sum(jax.tree.leaves(terms)), result
 
         step = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)
-        step = jax.jit(step, compiler_options=COMPILE_FAST)
+        step = jax.jit(step)
         (value, result), (d_params, d_inputs) = step(params, inputs)
 
         def bring_back(x, like):

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 import pytest
 from commands import TINY, assert_one_line, call, compose, printed_metrics
-from conftest import COMPILE_FAST, GOLDEN, load_golden, relative_difference
+from conftest import GOLDEN, load_golden, relative_difference
 from flax import nnx
 
 from experiments import config as configs
@@ -29,8 +29,6 @@ from experiments.physicsnemo_arguments import model_settings
 from experiments.physicsnemo_files import Checkpoint, read_checkpoint, write_checkpoint
 from flare_jax import FLARE
 from geotransolver_jax import GeoTransolver, Transolver
-
-pytestmark = pytest.mark.usefixtures("compile_fast")
 
 MODELS = {"FLARE": FLARE, "Transolver": Transolver, "GeoTransolver": GeoTransolver}
 CASES = sorted(
@@ -70,7 +68,7 @@ def outputs(model: nnx.Module, inputs: dict) -> list:
         name, _, stream = key.partition(".")
         streams[name] = (*streams.get(name, ()), inputs[key]) if stream else inputs[key]
     graph, state = nnx.split(model)
-    run = jax.jit(lambda s: nnx.merge(graph, state)(**s), compiler_options=COMPILE_FAST)
+    run = jax.jit(lambda s: nnx.merge(graph, state)(**s))
     output = run(streams)
     return list(output) if isinstance(output, tuple) else [output]
 
@@ -121,7 +119,7 @@ def flare(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def imported(compile_fast, flare, data, tmp_path_factory):
+def imported(flare, data, tmp_path_factory):
     """The folder of a run that was imported, and what the command printed."""
     folder = tmp_path_factory.mktemp("imported") / "run"
     result = call(import_physicsnemo.main, flare[0], folder, *data)

@@ -73,6 +73,7 @@ def test_mesh_is_made_of_the_devices_handed_in():
         (dict(points=2, devices=[]), "expected at least one device, got an empty list"),
     ],
 )
+@pytest.mark.usefixtures("unchecked_calls")
 def test_bad_size_is_named(axes, message):
     with pytest.raises(ValueError, match=message) as error:
         parallel.make_mesh(**axes)

@@ -61,7 +61,7 @@ def test_surface_is_sampled_where_its_fields_lie(on, ending, tmp_path):
 @pytest.mark.parametrize("on", ["cells", "points"])
 @pytest.mark.parametrize(
     "make",
-    [lambda: pyvista.Cube().clean(), mixed_surface, lambda: pyvista.Dodecahedron()],
+    [lambda: pyvista.Cube().clean(), mixed_surface, pyvista.Dodecahedron],
     ids=["squares", "mixed", "pentagons"],
 )
 def test_areas_of_any_polygons_add_up(make, on, tmp_path):

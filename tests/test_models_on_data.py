@@ -17,8 +17,6 @@ from experiments.prediction import model_inputs
 from experiments.run import build_model
 from experiments.schema import AirfoilConfig, FlareConfig, GeoTransolverConfig, TransolverConfig
 
-pytestmark = pytest.mark.usefixtures("compile_fast")
-
 AIRFOILS = dict(
     points=40, max_points=60, surface_points=32, train=6, validation=2, test=5, angles=2
 )

@@ -37,8 +37,6 @@ from experiments.schema import (  # noqa: E402
 )
 from experiments.training import initial_state, make_step  # noqa: E402
 
-pytestmark = pytest.mark.usefixtures("compile_fast")
-
 EVERY = slice(None)
 BOTH = {"surface": SURFACE, "volume": VOLUME}
 LOCAL = dict(streams=BOTH, geometry=["stl_centers", "stl_areas"])

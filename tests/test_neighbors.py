@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from compiled import array_shapes, collectives, compile_for, text_of
-from conftest import COMPILE_FAST, assert_trees_close, on_any_mesh, on_mesh, on_meshes
+from conftest import assert_trees_close, on_any_mesh, on_mesh, on_meshes
 from jax.sharding import AxisType
 
 import parallel
@@ -25,7 +25,7 @@ def set_sizes(monkeypatch, sizes):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def small_sizes(compile_fast):
+def small_sizes():
     """Small clouds shall have many blocks and tiles, and take several steps."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         set_sizes(monkeypatch, SIZES)
@@ -290,10 +290,10 @@ OURS = parallel.gather_neighbors, parallel.project_neighbors
 @on_any_mesh
 def test_features_and_gradients_equal_those_of_all_points_at_once(mesh, float64, monkeypatch):
     dense = partial(features_step, gathered_densely, projected_densely)
-    expected = jax.jit(dense, compiler_options=COMPILE_FAST)(*feature_arguments())
+    expected = jax.jit(dense)(*feature_arguments())
     monkeypatch.setitem(chunks._SCORES_A_CHUNK, "cpu", 4 * BATCH * COUNT * WIDTH)
     with on_mesh(mesh):
-        step = jax.jit(partial(features_step, *OURS), compiler_options=COMPILE_FAST)
+        step = jax.jit(partial(features_step, *OURS))
         actual = step(*feature_arguments())
     assert_trees_close(actual, expected, 1e-12)
 
@@ -311,7 +311,7 @@ def test_gradients_reach_the_points_found_and_nothing_else(mesh, float64):
 
     def gradients(project, find, points):
         step = jax.grad(partial(loss, project, find), argnums=(0, 1, 2))
-        return jax.jit(step, compiler_options=COMPILE_FAST)(queries, points, kernel)
+        return jax.jit(step)(queries, points, kernel)
 
     def find(queries, points):
         found = parallel.radius_search(queries, points, RADIUS, COUNT, mask)
@@ -448,6 +448,7 @@ def test_no_array_holds_the_features_of_all_neighbors():
         (dict(point_mask=np.ones((1, 5))), r"expected point_mask bool \(1, 5\), got float64"),
     ],
 )
+@pytest.mark.usefixtures("unchecked_calls")
 def test_a_bad_search_is_named(change, message):
     good = dict(queries=np.ones((1, 4, 3)), points=np.ones((1, 5, 3)), radius=1.0, count=2)
     with pytest.raises(ValueError, match=f"^radius_search: .*{message}.*$"):
@@ -467,6 +468,7 @@ def test_lengths_that_the_mesh_does_not_divide_are_named():
                 parallel.gather_neighbors(*arguments)
 
 
+@pytest.mark.usefixtures("unchecked_calls")
 def test_a_part_that_is_no_part_of_the_search_is_named():
     found = parallel.Neighbors(jnp.zeros((1, 2, 3), int), jnp.zeros((1, 2, 3)))
     with pytest.raises(ValueError, match=r"^within: expected a count of at most 3, .*; got 4$"):
@@ -477,6 +479,7 @@ def test_a_part_that_is_no_part_of_the_search_is_named():
         parallel.within(found, 1.0, 0)
 
 
+@pytest.mark.usefixtures("unchecked_calls")
 def test_features_that_do_not_fit_are_named():
     features, indices = np.ones((2, 5, 3)), np.zeros((2, 4, 6), np.int32)
     message = r"expected features \(B, M, C\) and integer indices \(B, Q, K\), got"
@@ -501,6 +504,7 @@ def test_indices_of_any_integer_type_are_taken():
         np.testing.assert_array_equal(projected, [[[231]]])
 
 
+@pytest.mark.usefixtures("unchecked_calls")
 def test_lists_are_refused_by_name():
     with pytest.raises(ValueError, match=r"radius_search: queries: expected an array .* got list"):
         parallel.radius_search([[[0.0]]], jnp.ones((1, 4, 1)), 1.0, 2)

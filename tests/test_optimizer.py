@@ -11,8 +11,6 @@ import pytest
 from experiments.optimizer import make_optimizer, make_schedule
 from experiments.schema import OPTIMIZERS, SCHEDULES, OptimizerConfig
 
-pytestmark = pytest.mark.usefixtures("compile_fast")
-
 STEPS = 50
 PEAK = 0.3
 # One stacked kernel, one plain one, and weights that are not kernels, of one shape with kernels.
@@ -161,7 +159,7 @@ def test_blocks_of_a_stack_are_orthogonalized_each_for_itself():
     gradient = draw(seed=3)
     (update,) = updates([gradient], **WITHOUT_DECAY)
     for block in range(3):
-        alone = jax.tree.map(lambda leaf: jnp.zeros_like(leaf), gradient)
+        alone = jax.tree.map(jnp.zeros_like, gradient)
         kernel = gradient["blocks"]["kernel"]
         alone["blocks"]["kernel"] = alone["blocks"]["kernel"].at[block].set(kernel[block])
         (expected,) = updates([alone], **WITHOUT_DECAY)

@@ -277,6 +277,7 @@ def test_flat_and_spatial_grids_stay_aligned(mesh, grid):
     ],
 )
 @pytest.mark.parametrize("mesh", [None, dict(points=8)], ids=["single", "points8"])
+@pytest.mark.usefixtures("unchecked_calls")
 def test_bad_points_are_named(x, options, message, mesh):
     with on_mesh(mesh), pytest.raises(ValueError, match=message) as error:
         parallel.shard_points(x, **options)
@@ -311,6 +312,7 @@ def test_batch_that_does_not_divide_is_named(x):
         (np.ones((2, 2, 3, 1)), dict(structured_shape=(3, 3)), "asked for 3 points, .* has 2"),
     ],
 )
+@pytest.mark.usefixtures("unchecked_calls")
 def test_bad_request_is_named(y, options, message):
     with pytest.raises(ValueError, match=message) as error:
         parallel.unshard_points(y, **options)

@@ -121,6 +121,7 @@ def test_sample_without_a_point_has_mean_zero():
     np.testing.assert_array_equal(variance, 0)
 
 
+@pytest.mark.usefixtures("unchecked_calls")
 def test_mask_of_another_shape_is_named():
     with pytest.raises(ValueError, match=r"expected a mask of shape \(2, 4\), got \(2, 3\)"):
         parallel.masked_sum(np.ones((2, 4, 1), np.float32), np.ones((2, 3), bool))

@@ -37,7 +37,6 @@ def launch(cache: Path, folder: Path):
         "mesh.cpu_devices=2",
         f"data.cache_dir={cache}",
         f"hydra.run.dir={folder}",
-        JAX_DISABLE_MOST_OPTIMIZATIONS="1",
         JAX_COMPILATION_CACHE_DIR=str(cache / "programs"),
         JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="0",
         JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES="-1",

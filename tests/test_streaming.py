@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from compiled import array_shapes, collectives, shapes_of, text_of
-from conftest import COMPILE_FAST, assert_trees_close, on_any_mesh, on_mesh
+from conftest import assert_trees_close, on_any_mesh, on_mesh
 
 from parallel import chunks, softmax
 from parallel.contraction import contract
@@ -100,7 +100,7 @@ def arguments(dtype=np.float64):
 
 
 def run(program, *arguments):
-    return jax.jit(program, compiler_options=COMPILE_FAST)(*arguments)
+    return jax.jit(program)(*arguments)
 
 
 @on_any_mesh

@@ -25,8 +25,6 @@ from experiments.training import (
     relative_l2,
 )
 
-pytestmark = pytest.mark.usefixtures("compile_fast")
-
 STEPS = 20
 DECAY = 0.9
 MESHES = {

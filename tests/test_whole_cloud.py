@@ -15,8 +15,6 @@ from experiments.whole_cloud import CloudState, WholeCloud, dropout_moments
 from flare_jax import FLARE
 from geotransolver_jax import GeoTransolver, Transolver
 
-pytestmark = pytest.mark.usefixtures("compile_fast")
-
 SMALL = dict(n_layers=3, n_hidden=16, n_head=2, slice_num=4, mlp_ratio=1)
 POINTS, PART = 1000, 160
 FX, EMBEDDING, FIELDS, GEOMETRY, GLOBALS = 2, 3, 2, 3, 2
