@@ -14,6 +14,7 @@ from omegaconf import MISSING, OmegaConf
 
 from experiments import config as configs
 from experiments import schema
+from experiments.config_values import RANGES
 from flare_jax import FLARE
 from geotransolver_jax import GeoTransolver, Transolver
 from parallel import make_mesh
@@ -133,7 +134,7 @@ def table(kind: type, group: str, names: list[str], used: dict[str, dict]) -> li
             default = shown(given[0])
         else:
             default = "by choice"
-        limit = schema._RANGES.get(key.name)
+        limit = RANGES.get(key.name)
         text = key.meaning.rstrip(".").replace("|", "\\|")
         text += f" ({limit[2]})" if limit else ""
         lines.append(f"| `{key.name}` | {key.type} | {default} | {text} |")

@@ -16,6 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from experiments.cli import one_line, swept
 from experiments.config_errors import explain, flat, key_names
+from experiments.config_values import check_values
 from experiments.files import write_atomically
 from experiments.limits import read_text
 from experiments.schema import (
@@ -24,7 +25,6 @@ from experiments.schema import (
     ExperimentConfig,
     MeshConfig,
     OptimizerConfig,
-    check_values,
 )
 
 CONFIG_DIR = Path(__file__).resolve().parent.parent / "configs"
