@@ -244,25 +244,8 @@ def forget_programs():
     _last_count["at"] = time.process_time()
     maps = Path("/proc/self/maps")
     if maps.exists() and maps.read_bytes().count(b"\n") > _MEMORY_MAPS:
-        _forget_programs()
-
-
-@pytest.fixture(scope="module")
-def compile_fast():
-    """For a module whose programs run for less time than they are compiled.
-
-    No other module may meet these programs: they differ from its own in the last digit.
-    """
-    _forget_programs()
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-    _forget_programs()
-
-
-def _forget_programs() -> None:
-    jax.clear_caches()
-    gc.collect()
+        jax.clear_caches()
+        gc.collect()
 
 
 @pytest.fixture(scope="module")

@@ -31,8 +31,6 @@ from hydra.errors import HydraException
 pytest.importorskip("pyvista")
 pytest.importorskip("zarr")
 
-pytestmark = pytest.mark.usefixtures("compile_fast")
-
 DOCS = ROOT / "docs"
 PAGES = {str(path.relative_to(ROOT)): path for path in [ROOT / "README.md", *DOCS.rglob("*.md")]}
 COMMENT = re.compile(r"<!-- (?P<kind>not run|file|edit): (?P<what>.+?) -->")

@@ -22,8 +22,6 @@ from experiments.faults import only_run_in
 from experiments.fingerprints import fingerprints
 from experiments.logs import RunLog, read_log
 
-pytestmark = pytest.mark.usefixtures("compile_fast")
-
 RUN = [*TINY, "train.batch_size=4", "train.checkpoint_every=1", "train.keep=9"]
 STEPS = 6
 

@@ -29,8 +29,6 @@ from experiments.starting_weights import take_weights
 from experiments.training import initial_state, make_step
 from experiments.weight_groups import Rates, names_of
 
-pytestmark = pytest.mark.usefixtures("compile_fast")
-
 ADAMW = OptimizerConfig(name="adamw", weight_decay=0.1, clip_norm=None, schedule="constant")
 MUON = OptimizerConfig(name="muon", weight_decay=0.1, schedule="constant")
 LORA = dict(lora_rank=2, lora_alpha=6.0, lora_layers=["blocks.*", "preprocess.linear_out"])

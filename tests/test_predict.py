@@ -188,7 +188,6 @@ def test_processes_predict_what_one_does(place, both_run, tmp_path):
     process = start(
         *("-m", "experiments.launch", "--processes", 2, "--devices-per-process", 2, "--"),
         *("predict", both_run, *files, "mesh.points=4", *options, "--out", tmp_path / "b"),
-        JAX_DISABLE_MOST_OPTIMIZATIONS="1",
     )
     result = wait(process, 200)
     assert result.code == 0, result.err

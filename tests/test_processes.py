@@ -33,9 +33,6 @@ from experiments.cli import StopSignals
 from experiments.distributed import Agreement, Cluster, find_cluster
 from experiments.logs import read_log
 
-# Programs of other modules are optimized; those of the processes are not.
-pytestmark = pytest.mark.usefixtures("compile_fast")
-
 STEPS = 30
 RUNS = {"flare": DARCY, "geotransolver": AIRFOILS}
 # The other meshes take minutes more: FLARE_JAX_ALL_MESHES=1 has them all.
@@ -144,7 +141,6 @@ def test_two_processes_evaluate_what_four_trained(whole, cache):
     process = start(
         *("-m", "experiments.launch", "--processes", 2, "--devices-per-process", 4),
         *("--", "evaluate", whole, "--checkpoint", "last", "mesh.points=4", "mesh.data=2"),
-        JAX_DISABLE_MOST_OPTIMIZATIONS="1",
     )
     result = wait(process, 200)
     assert result.code == 0, last_lines(result)

@@ -11,8 +11,6 @@ pytest.importorskip("zarr")
 
 from experiments import bodies, convert, evaluate, predict, report, train
 
-pytestmark = pytest.mark.usefixtures("compile_fast")
-
 COMMANDS = {
     "experiments.bodies": (bodies.main, ["--samples=12", "--faces=150"]),
     "experiments.convert": (convert.main, ["--workers=1"]),
