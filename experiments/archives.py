@@ -126,7 +126,13 @@ def open_tar(content: bytes, where: str) -> Archive | None:
             raise ValueError(f"{where}: expected plain files; got {shown(member.name)}")
     files = {member.name: member for member in members if member.isreg()}
     sizes = [(member.name, member.size) for member in members if member.isreg()]
-    return Archive(where, sizes, len(content), lambda name: archive.extractfile(files[name]).read())
+
+    def read(name: str) -> bytes:
+        file = archive.extractfile(files[name])
+        assert file is not None, "these are regular files"
+        return file.read()
+
+    return Archive(where, sizes, len(content), read)
 
 
 def stays_inside(name: str) -> bool:

@@ -6,6 +6,7 @@ import uuid
 import zipfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jaxtyping import Shaped
@@ -43,13 +44,14 @@ def write_arrays(path: Path, meta: str, arrays: Mapping[str, Shaped[np.ndarray, 
     path.parent.mkdir(parents=True, exist_ok=True)
     # A name of its own for each writer, in the folder where a rename is atomic.
     partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}.partial")
+    named: dict[str, Any] = dict(arrays)
     try:
         with partial.open("xb") as file:
             np.savez(
                 file,
                 meta=np.array(meta),
                 sha256=np.array(_checksum(meta, arrays.values())),
-                **arrays,
+                **named,
             )
             file.flush()
             os.fsync(file.fileno())
@@ -96,5 +98,5 @@ def _checksum(meta: str, arrays: Iterable[Shaped[np.ndarray, "..."]]) -> str:
     digest = hashlib.sha256(meta.encode())
     for array in arrays:
         digest.update(f"{array.dtype.str}{array.shape}".encode())
-        digest.update(np.ascontiguousarray(array))
+        digest.update(np.ascontiguousarray(array).data)
     return digest.hexdigest()

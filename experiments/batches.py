@@ -242,16 +242,17 @@ class Loader:
 
         These are the next ones in the split, on all hosts: each may hold another part of a sample.
         """
-        if not self._skip_bad:
-            return read.samples
         batch, indices, samples = read
         for _ in range(len(self._split)):
+            good = {row: each for row, each in samples.items() if not isinstance(each, ValueError)}
+            if not self._skip_bad:
+                return good
             own = {
                 row: one_line(bad) for row, bad in samples.items() if isinstance(bad, ValueError)
             }
             told = problems_of_all(json.dumps(own) if own else None)
             if not told:
-                return samples
+                return good
             rows = {
                 int(row): why for text in told.values() for row, why in json.loads(text).items()
             }

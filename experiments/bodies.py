@@ -100,9 +100,8 @@ def write_sample(folder: Path, index: int, sample: Sample) -> None:
     vtp, stl, numbers = _paths(folder, index)
     coefficient = pressure_coefficient(sample.velocity)
     dynamic_pressure = 0.5 * AIR_DENSITY * sample.stream_velocity**2
-    surface = pyvista.PolyData.from_regular_faces(
-        sample.panels.points.astype(np.float32), sample.panels.faces
-    )
+    points: np.ndarray = sample.panels.points.astype(np.float32)
+    surface = pyvista.PolyData.from_regular_faces(points, sample.panels.faces)
     # Normals computed for STL would stay among the fields of the surface.
     write_atomically(stl, lambda path: surface.save(path, recompute_normals=False))
     write_json(

@@ -190,9 +190,9 @@ class Checkpoints:
             ValueError: the checkpoint is of another model, or damaged.
         """
         wanted = _by_path(like)
-        read = error = None
+        error = None
         try:
-            read = self._read(step, wanted)
+            state, extra = self._read(step, wanted)
         except ValueError as bad:
             error = bad
         # Each process reads what its devices hold: all go on, or none.
@@ -201,7 +201,6 @@ class Checkpoints:
             raise error
         if told:
             raise DamagedError(told[min(told)])
-        state, extra = read
         # Without a mesh, shapes alone carry no sharding, and Orbax reads onto the host.
         arrays = {path: jnp.asarray(state[path]) for path in wanted}
         saved = extra.pop(_FINGERPRINTS, {})
@@ -337,7 +336,7 @@ def _difference(saved: dict[str, tuple[int, ...]], wanted: dict[str, Any]) -> st
     return None
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: BaseException) -> str:
     """The first line of an error's cause, without the settings that TensorStore adds to it."""
     while error.__cause__ is not None:
         error = error.__cause__

@@ -244,11 +244,13 @@ def main() -> int:
     )
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes")
     arguments = parser.parse_args()
+    surface_fields, volume_fields = (
+        None if names is None else tuple(names)
+        for names in (arguments.surface_fields, arguments.volume_fields)
+    )
     options = Options(
-        *(
-            None if names is None else tuple(names)
-            for names in (arguments.surface_fields, arguments.volume_fields)
-        ),
+        surface_fields,
+        volume_fields,
         shuffle=not arguments.keep_order,
         distances=not arguments.no_distances,
     )

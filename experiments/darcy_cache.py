@@ -71,7 +71,7 @@ def load_darcy(
         write_arrays(path, meta, arrays)
     coordinates = cell_centres(resolution)
     return {
-        name: DarcyArrays(*(arrays[key][rows] for key in _NAMES), coordinates=coordinates)
+        name: DarcyArrays(arrays["permeability"][rows], arrays["pressure"][rows], coordinates)
         for name, rows in slices.items()
     }
 

@@ -76,8 +76,8 @@ class GridSplit:
         global_embedding: global tokens `(n, G, C_g)`, or `None`.
     """
 
-    fx: Float[np.ndarray, "n N C_in"] | None
-    embedding: Float[np.ndarray, "*n N C_emb"]
+    fx: Float[np.ndarray, "n N C_in"] | RepeatedRows | None
+    embedding: Float[np.ndarray, "*n N C_emb"] | RepeatedRows
     target: Float[np.ndarray, "n N C_out"]
     global_embedding: Float[np.ndarray, "n G C_g"] | None = None
     geometry_length: int = 0
@@ -203,7 +203,7 @@ class AirfoilSplit:
         return {"lift_coefficient": (lift, float(self.arrays.lift_coefficient[index]))}
 
 
-def _moments(arrays: dict[str, np.ndarray | None]) -> dict[str, Moments]:
+def _moments(arrays: Mapping[str, np.ndarray | RepeatedRows | None]) -> dict[str, Moments]:
     def of(values: np.ndarray | RepeatedRows) -> Moments:
         if isinstance(values, RepeatedRows):
             values = values.rows
@@ -249,7 +249,7 @@ def statistics_like(description: Description) -> Statistics:
 
 def _statistics(description: Description, scales: dict[str, Scale]) -> Statistics:
     streams = tuple(
-        StreamStatistics(*(scales.get(f"{i}.{part}") for part in ("embedding", "targets", "fx")))
+        StreamStatistics(scales[f"{i}.embedding"], scales[f"{i}.targets"], scales.get(f"{i}.fx"))
         for i in range(len(description.streams))
     )
     return Statistics(streams, scales.get("geometry"), scales.get("global_embedding"))
@@ -273,7 +273,8 @@ def load_dataset(config: DataConfig) -> Dataset:
     raise ValueError(f"data.name: no loader for {config.name!r}")
 
 
-def _sizes(config: DataConfig) -> dict[str, int]:
+def _sizes(config: DataConfig) -> dict[str, Any]:
+    """Numbers of samples; a `null`, which is for stores alone, is refused where they are split."""
     return {"train": config.train, "validation": config.validation, "test": config.test}
 
 
@@ -281,7 +282,7 @@ def _load_darcy(config: DarcyConfig) -> Dataset:
     sizes = _sizes(config)
     if (config.mat_train is None) != (config.mat_test is None):
         raise ValueError("data: expected both or none of mat_train and mat_test; got one")
-    if config.mat_train is not None:
+    if config.mat_train is not None and config.mat_test is not None:
         arrays = load_darcy_mat(
             Path(config.mat_train), Path(config.mat_test), config.resolution, sizes
         )

@@ -129,9 +129,10 @@ class Description:
                 )
                 for stream in content.pop("streams")
             )
-            found = cls(
-                streams, **{k: tuple(v) if isinstance(v, list) else v for k, v in content.items()}
-            )
+            rest: dict[str, Any] = {
+                k: tuple(v) if isinstance(v, list) else v for k, v in content.items()
+            }
+            found = cls(streams, **rest)
             found._require_types()
             return found
         except (ValueError, TypeError, KeyError, AttributeError) as error:

@@ -283,7 +283,7 @@ def all_or_none(load: Callable[[], _T]) -> _T:
         ValueError: the first of those that could not load it tells why; or, in a process that is
             alone, what `load` raises.
     """
-    loaded, error = None, None
+    error = None
     try:
         loaded = load()
     except (ValueError, OSError) as bad:

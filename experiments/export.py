@@ -119,11 +119,12 @@ def _name(description: Description, index: int, name: str) -> str:
 
 def _batch(inputs: Inputs, description: Description) -> Batch:
     streams = []
+    # What is predicted is not read.
+    target: Any = None
     for i in range(len(description.streams)):
-        embedding, *rest = (
-            inputs.get(_name(description, i, name)) for name in ("embedding", "fx", "positions")
-        )
-        streams.append(Stream(embedding, None, *rest))
+        embedding = inputs[_name(description, i, "embedding")]
+        fx, positions = (inputs.get(_name(description, i, name)) for name in ("fx", "positions"))
+        streams.append(Stream(embedding, target, fx, positions))
     return Batch(
         tuple(streams), inputs.get("geometry"), global_embedding=inputs.get("global_embedding")
     )

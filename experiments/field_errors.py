@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from parallel import masked_mean, masked_sum
+from parallel.annotations import AnyArray
 from parallel.points import to_host
 
 
@@ -15,7 +16,7 @@ class FieldErrors(NamedTuple):
     """Of the fields of some samples, over their real points; arrays `(B, C)`.
 
     Attributes:
-        count: points.
+        points: number of them.
         absolute: sum of absolute errors.
         squared: sum of squared errors.
         largest: largest absolute error.
@@ -25,19 +26,19 @@ class FieldErrors(NamedTuple):
         target_spread: sum of squared deviations of the targets from this mean.
     """
 
-    count: Float[Array, "B C"]
-    absolute: Float[Array, "B C"]
-    squared: Float[Array, "B C"]
-    largest: Float[Array, "B C"]
-    target_absolute: Float[Array, "B C"]
-    target_squared: Float[Array, "B C"]
-    target_mean: Float[Array, "B C"]
-    target_spread: Float[Array, "B C"]
+    points: Float[AnyArray, "B C"]
+    absolute: Float[AnyArray, "B C"]
+    squared: Float[AnyArray, "B C"]
+    largest: Float[AnyArray, "B C"]
+    target_absolute: Float[AnyArray, "B C"]
+    target_squared: Float[AnyArray, "B C"]
+    target_mean: Float[AnyArray, "B C"]
+    target_spread: Float[AnyArray, "B C"]
 
     @property
     def relative_l1(self) -> Float[np.ndarray, "B C"]:
         """`sum |prediction - target| / sum |target|`."""
-        return self.absolute / _positive(self.target_absolute)
+        return np.divide(self.absolute, _positive(self.target_absolute))
 
     @property
     def relative_l2(self) -> Float[np.ndarray, "B C"]:
@@ -47,7 +48,7 @@ class FieldErrors(NamedTuple):
     @property
     def mean_absolute(self) -> Float[np.ndarray, " C"]:
         """Mean absolute error over the points of all samples."""
-        return self.absolute.sum(0) / self.count.sum(0)
+        return np.sum(self.absolute, 0) / np.sum(self.points, 0)
 
     @property
     def r_squared(self) -> Float[np.ndarray, " C"]:
@@ -55,8 +56,8 @@ class FieldErrors(NamedTuple):
 
         One minus the squared errors over the squared deviations from the mean of all targets.
         """
-        mean = (self.count * self.target_mean).sum(0) / self.count.sum(0)
-        spread = (self.target_spread + self.count * (self.target_mean - mean) ** 2).sum(0)
+        mean = (self.points * self.target_mean).sum(0) / self.points.sum(0)
+        spread = (self.target_spread + self.points * (self.target_mean - mean) ** 2).sum(0)
         alike = spread <= 1e-12 * self.target_squared.sum(0)
         return np.where(alike, np.nan, 1 - self.squared.sum(0) / np.where(alike, 1, spread))
 
@@ -87,14 +88,14 @@ def field_errors(
 
 def on_host(errors: list[tuple[FieldErrors, int]]) -> FieldErrors:
     """Those of all samples in float64, from those of batches and how many of each count."""
-    whole = [(jax.tree.map(to_host, batch), count) for batch, count in errors]
-    return FieldErrors(
-        *(
-            np.concatenate([np.asarray(batch[i], np.float64)[:count] for batch, count in whole])
-            for i in range(len(FieldErrors._fields))
-        )
-    )
+    counts = [count for _, count in errors]
+
+    def joined(*parts: np.ndarray) -> np.ndarray:
+        counted = zip(parts, counts, strict=True)
+        return np.concatenate([np.asarray(part, np.float64)[:count] for part, count in counted])
+
+    return jax.tree.map(joined, *(jax.tree.map(to_host, batch) for batch, _ in errors))
 
 
-def _positive(sums: np.ndarray) -> np.ndarray:
+def _positive(sums: AnyArray) -> np.ndarray:
     return np.maximum(sums, float(np.finfo(np.float32).tiny))

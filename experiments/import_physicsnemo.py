@@ -76,6 +76,7 @@ def import_checkpoint(
     checkpoint = read_checkpoint(path)
     with _naming(path):
         settings = model_settings(checkpoint.model, checkpoint.arguments)
+        _check_layers(checkpoint.tensors, settings["n_layers"])
     config = run_config(checkpoint, settings, overrides)
     mesh, dataset = make_device_mesh(config.mesh), load_dataset(config.data)
     with jax.set_mesh(mesh):
@@ -135,7 +136,6 @@ def fitted_model(checkpoint: Checkpoint, config: ExperimentConfig, data: Descrip
         ValueError: the model is one of other data, or the weights are not its own.
     """
     check_grid(checkpoint.arguments, data)
-    _check_layers(checkpoint.tensors, config.model.n_layers)
 
     def build() -> Model:
         return build_model(config.model, data, config.train.seed)

@@ -5,6 +5,7 @@ they meet at a free port of this machine. What they print is prefixed by their n
 """
 
 import argparse
+import math
 import os
 import signal
 import socket
@@ -107,7 +108,7 @@ class _Processes:
 
     def wait(self, grace: float, signals: list[int]) -> int:
         """Waits for all, hands signals on and ends the others when one fails."""
-        failed = ended_at = None
+        failed, ended_at = None, math.inf
         told = False
         while any(process.poll() is None for process in self._running):
             if signals:

@@ -78,7 +78,7 @@ def over_processes(moments: Sequence[Moments] | None, widths: Sequence[int]) -> 
         moments: of this process; `None` where it has no rows.
         widths: columns of each, which all processes know.
     """
-    if jax.process_count() == 1:
+    if moments is not None and jax.process_count() == 1:
         return moments
     from jax.experimental import multihost_utils
 

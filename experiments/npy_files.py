@@ -28,6 +28,11 @@ class Entry(NamedTuple):
     shape: tuple[int, ...] | None
     read: Callable[[], Any]
 
+    @property
+    def num_values(self) -> int:
+        """How many it has; an empty data set of HDF5, which has no shape, has none."""
+        return 0 if self.shape is None else math.prod(self.shape)
+
 
 def npz_entries(archive: zipfile.ZipFile) -> list[Entry]:
     """What an archive says it holds.
@@ -86,6 +91,6 @@ def read_npz(path: Path) -> dict[str, Shaped[np.ndarray, "..."]]:
     """
     with zipfile.ZipFile(path) as archive:
         entries = npz_entries(archive)
-        sizes = [math.prod(entry.shape) * entry.dtype.itemsize for entry in entries]
+        sizes = [entry.num_values * entry.dtype.itemsize for entry in entries]
         require_room(path, "arrays", sum(sizes))
         return {entry.name: entry.read() for entry in entries}

@@ -3,7 +3,7 @@
 import dataclasses
 import inspect
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from experiments.archives import shown
@@ -14,6 +14,12 @@ from flare_jax import FLARE
 from geotransolver_jax import GeoTransolver, Transolver
 
 _MODELS = {"FLARE": FLARE, "Transolver": Transolver, "GeoTransolver": GeoTransolver}
+# Asked of a class itself, Flax would name no arguments.
+_CONSTRUCTORS: dict[str, Callable] = {
+    "FLARE": FLARE.__init__,
+    "Transolver": Transolver.__init__,
+    "GeoTransolver": GeoTransolver.__init__,
+}
 _CONFIGS = {
     "FLARE": FlareConfig,
     "Transolver": TransolverConfig,
@@ -37,7 +43,7 @@ _FIXED = {
 
 def reference_arguments(model: str) -> list[str]:
     """Names of the arguments of a model of PhysicsNeMo 2.2.2: our positional ones, and `use_te`."""
-    parameters = inspect.signature(_MODELS[model].__init__).parameters.values()
+    parameters = inspect.signature(_CONSTRUCTORS[model]).parameters.values()
     own = inspect.Parameter.POSITIONAL_OR_KEYWORD
     shared = [p.name for p in parameters if p.kind is own and p.name != "self"]
     return [*shared, "use_te"]
@@ -113,8 +119,9 @@ def model_arguments(model: Model, config: ModelConfig) -> dict[str, Any]:
     Raises:
         ValueError: the reference has no such model.
     """
-    if getattr(config, "scale", 1.0) != 1:
-        raise ValueError(f"model.scale: expected 1, as PhysicsNeMo has it; got {config.scale}")
+    scale = getattr(config, "scale", 1.0)
+    if scale != 1:
+        raise ValueError(f"model.scale: expected 1, as PhysicsNeMo has it; got {scale}")
     arguments = {
         name: getattr(config, name)
         for name in reference_arguments(model_name(model))

@@ -10,6 +10,7 @@ import argparse
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -73,16 +74,22 @@ def predict(
     """
     config = configs.load(folder, overrides)
     with together(config.distributed):
-        _check(folder, files, config, options)
-        return _predict_files(folder, files, out, config, options)
+        store = _store(folder, config)
+        _check(files, options)
+        return _predict_files(folder, files, out, config, store, options)
 
 
-def _check(folder: Path, files: Sequence[Path], config: ExperimentConfig, options: Options) -> None:
-    """Refuses what cannot be predicted whatever is in the files."""
+def _store(folder: Path, config: ExperimentConfig) -> StoreConfig:
+    """How the run reads its store; refuses a run on other data."""
     if not isinstance(config.data, StoreConfig):
         raise ValueError(
             f"{folder}: expected a run on a store (data.name=store); got one on {config.data.name}"
         )
+    return config.data
+
+
+def _check(files: Sequence[Path], options: Options) -> None:
+    """Refuses what cannot be predicted whatever is in the files."""
     if options.mc_dropout_samples == 1 or options.mc_dropout_samples < 0:
         raise ValueError(
             f"--mc-dropout-samples: expected 0, or at least 2; got {options.mc_dropout_samples}"
@@ -95,7 +102,12 @@ def _check(folder: Path, files: Sequence[Path], config: ExperimentConfig, option
 
 
 def _predict_files(
-    folder: Path, files: Sequence[Path], out: Path, config: ExperimentConfig, options: Options
+    folder: Path,
+    files: Sequence[Path],
+    out: Path,
+    config: ExperimentConfig,
+    store: StoreConfig,
+    options: Options,
 ) -> list[dict]:
     data = Description.load(folder)
     mesh = make_device_mesh(config.mesh)
@@ -115,10 +127,10 @@ def _predict_files(
             )
         state = None
         if options.state is not None:
-            state = all_or_none(lambda: CloudState.load(options.state))
+            state = all_or_none(partial(CloudState.load, options.state))
         rows: list[dict] = []
         for path in files:
-            rows.append(_predict_file(path, out, config, data, whole, state, options, rows))
+            rows.append(_predict_file(path, out, store, data, whole, state, options, rows))
     summary = {
         "run": str(folder),
         "step": trained.step,
@@ -132,7 +144,7 @@ def _predict_files(
 def _predict_file(
     path: Path,
     out: Path,
-    config: ExperimentConfig,
+    store: StoreConfig,
     data: Description,
     whole: WholeCloud,
     state: CloudState | None,
@@ -141,7 +153,7 @@ def _predict_file(
 ) -> dict:
     """Predicts and writes one file; `before` is what this returned of those before it."""
     started = time.perf_counter()
-    read = all_or_none(lambda: read_input(path, config.data, data))
+    read = all_or_none(lambda: read_input(path, store, data))
     prediction, kept = _predict(whole, read, options, state)
     row: dict[str, Any] = {
         "file": str(path),

@@ -6,9 +6,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from experiments.batch import Batch, Scale, Statistics, Stream, StreamStatistics
+from experiments.batch import Batch, Cloud, Scale, Statistics, Stream, StreamStatistics
 from experiments.models import Model
 from geotransolver_jax import GeoTransolver
+from parallel.annotations import AnyArray
 
 COORDINATES = 3
 
@@ -34,11 +35,13 @@ def model_inputs(model: Model, statistics: Statistics, batch: Batch) -> dict:
     with geometry and global tokens as its context. Where it looks at neighbours, coordinates and
     geometry keep their own unit.
     """
-    tokens = _normalized(statistics.global_embedding, batch.global_embedding)
+    tokens = batch.global_embedding
+    if tokens is not None:
+        tokens = _normalized(statistics.global_embedding, tokens)
     if not isinstance(model, GeoTransolver):
         (stream,), (of,) = batch.streams, statistics.streams
         embedding = of.embedding.normalize(stream.embedding)
-        values = [] if stream.fx is None else [of.fx.normalize(stream.fx)]
+        values = [] if stream.fx is None else [_normalized(of.fx, stream.fx)]
         if tokens is not None:
             flat = tokens.reshape(tokens.shape[0], 1, -1)
             values.append(jnp.broadcast_to(flat, (*embedding.shape[:2], flat.shape[-1])))
@@ -53,11 +56,14 @@ def model_inputs(model: Model, statistics: Statistics, batch: Batch) -> dict:
     embeddings = map(local_embedding, statistics.streams, batch.streams)
     inputs = {"local_embedding": _one_or_all(tuple(embeddings)), "global_embedding": tokens}
     if batch.geometry is not None:
-        inputs["geometry"] = statistics.geometry.normalize(batch.geometry)
+        inputs["geometry"] = (
+            batch.geometry[..., :COORDINATES]
+            if model.include_local_features
+            else _normalized(statistics.geometry, batch.geometry)
+        )
         inputs["geometry_mask"] = batch.geometry_mask
     if model.include_local_features:
         inputs["local_positions"] = _one_or_all(tuple(map(positions, batch.streams)))
-        inputs["geometry"] = batch.geometry[..., :COORDINATES]
         found = tuple(stream.neighborhoods for stream in batch.streams)
         inputs["neighborhoods"] = None if None in found else _one_or_all(found)
     return inputs
@@ -68,10 +74,10 @@ def local_embedding(of: StreamStatistics, stream: Stream) -> Float[Array, "B N C
     embedding = of.embedding.normalize(stream.embedding)
     if stream.fx is None:
         return embedding
-    return jnp.concatenate([embedding, of.fx.normalize(stream.fx)], axis=-1)
+    return jnp.concatenate([embedding, _normalized(of.fx, stream.fx)], axis=-1)
 
 
-def positions(stream: Stream) -> Float[Array, "B N 3"]:
+def positions(stream: Stream | Cloud) -> Float[AnyArray, "*B N 3"]:
     """The coordinates by which neighbours are searched."""
     return stream.embedding if stream.positions is None else stream.positions
 
@@ -81,5 +87,7 @@ def _one_or_all(values: tuple) -> Any:
     return values[0] if len(values) == 1 else values
 
 
-def _normalized(scale: Scale | None, values: jax.Array | None) -> jax.Array | None:
-    return None if values is None else scale.normalize(values)
+def _normalized(scale: Scale | None, values: jax.Array) -> jax.Array:
+    if scale is None:
+        raise ValueError("statistics: expected those of all that a batch has; got fewer")
+    return scale.normalize(values)

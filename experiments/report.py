@@ -52,10 +52,12 @@ def _pictures_of_sample(
     sample = split.read(index, Windows((slice(None),) * len(streams)))
     for stream, cloud, predicted in zip(streams, sample.clouds, fields, strict=True):
         positions = cloud.embedding if cloud.positions is None else cloud.positions
+        # Samples of a split have targets.
+        target: Any = cloud.target
         for i, field in enumerate(stream.fields):
             png = render_points(
                 positions[:, :3],
-                cloud.target[:, i],
+                target[:, i],
                 predicted[:, i],
                 field=field,
                 surface=stream.kind == "surface",

@@ -315,7 +315,7 @@ def _rendered(
     with pyvista.vtk_verbosity("error"):
         plotter = pyvista.Plotter(off_screen=True, window_size=list(size), lighting="none")
         try:
-            plotter.background_color = "white"
+            plotter.background_color = pyvista.Color("white")
             camera = plotter.camera
             camera.focal_point, camera.position, camera.up = focus, focus + 4 * _TOWARDS_CAMERA, up
             camera.parallel_projection, camera.parallel_scale = True, height / 2
@@ -330,7 +330,7 @@ def _rendered(
                         reset_camera=False,
                     )  # fmt: skip
                 camera.clipping_range = (1, 7)
-                images.append(_averaged(plotter.screenshot(return_img=True)))
+                images.append(_averaged(np.asarray(plotter.screenshot(return_img=True))))
         finally:
             plotter.close()
     if images[0].min() == images[0].max():
@@ -379,8 +379,7 @@ def _compose(
         bar.set_label(label, fontsize=10, parse_math=False)
         bar.ax.tick_params(labelsize=9)
         bar.ax.locator_params(nbins=6)
-        bar.formatter.set_powerlimits((-3, 4))
-        bar.formatter.set_useMathText(True)
+        bar.ax.ticklabel_format(axis="x", scilimits=(-3, 4), useMathText=True)
     file = io.BytesIO()
     figure.savefig(file, format="png", dpi=_DOTS, metadata={"Software": None})
     return file.getvalue()

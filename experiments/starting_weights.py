@@ -35,8 +35,10 @@ def take_weights(
 
     Raises:
         FileNotFoundError: there is no run or no checkpoint.
-        ValueError: the weights, or the statistics, do not fit.
+        ValueError: no run is named; or the weights, or the statistics, do not fit.
     """
+    if config.start_from is None:
+        raise ValueError("finetune.start_from: expected the folder of a run; got none")
     run = Path(config.start_from)
     trained, of_run = restore_run(run, config.checkpoint)
     given = flatten_dict(trained.state.evaluated_params)

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
@@ -130,6 +129,5 @@ class Rates:
 
 def replaced(params: Mapping[str, Any], part: Mapping[str, Any]) -> Mapping[str, Any]:
     """Weights with those of a part of the tree in their place."""
-    if jax.tree.structure(params) == jax.tree.structure(part):
-        return part
-    return unflatten_dict(flatten_dict(params) | flatten_dict(part))
+    whole, new = flatten_dict(params), flatten_dict(part)
+    return part if whole.keys() == new.keys() else unflatten_dict(whole | new)

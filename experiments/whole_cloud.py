@@ -165,7 +165,8 @@ class WholeCloud:
 
         def enter(number: int) -> tuple[Array, Array | None]:
             rows = slice(number * size, (number + 1) * size)
-            parts: Any = (_part(getattr(cloud, name), rows, size) for name in _PARTS)
+            held = (getattr(cloud, name) for name in _PARTS)
+            parts: Any = (None if each is None else _part(each, rows, size) for each in held)
             part = Stream(*parts)
             mask = place(np.arange(rows.start, rows.stop)[None] < total)
             part = part._replace(mask=mask)
@@ -194,16 +195,15 @@ class WholeCloud:
         if not isinstance(self._model, GeoTransolver):
             return None
         clouds = None
-        if self._model.include_local_features:
-            size = around.geometry.shape[1]
+        if self._model.include_local_features and sample.geometry is not None:
             clouds = [
-                self._around_geometry(stream, cloud, sample.geometry, size)
+                self._around_geometry(stream, cloud, sample.geometry)
                 for stream, cloud in enumerate(sample.clouds)
             ]
         return self._context(self._weights, clouds, around, self._statistics, key)
 
     def _around_geometry(
-        self, stream: int, cloud: Cloud, geometry: np.ndarray, size: int
+        self, stream: int, cloud: Cloud, geometry: np.ndarray
     ) -> tuple[Array, Array, Neighbors]:
         """The points of a stream near the geometry, and which are near each of its points.
 
@@ -221,6 +221,7 @@ class WholeCloud:
             rest = np.setdiff1d(np.arange(len(points)), used)[: wanted - len(used)]
             used = np.sort(np.concatenate([used, rest]))
         indices = np.where(found.indices < 0, -1, np.searchsorted(used, found.indices))
+        size = padded_size(_rounded(len(queries)))
         extra = [(0, size - len(queries)), (0, 0)]
         near = Neighbors(
             place(np.pad(indices, extra, constant_values=-1)[None].astype(np.int32)),
@@ -259,7 +260,8 @@ class WholeCloud:
         statistics = statistics._replace(streams=())
         inputs = model_inputs(model, statistics, around)
         geometry = inputs.get("geometry")
-        points = masks = found = None
+        points = found = None
+        masks: tuple[Array | None, ...] = ()
         if clouds is not None:
             points, masks, found = zip(*clouds, strict=True)
         return model.make_context(
@@ -270,10 +272,8 @@ class WholeCloud:
 _PARTS = ("embedding", "target", "fx", "positions")
 
 
-def _part(values: np.ndarray | None, rows: slice, size: int) -> Array | None:
+def _part(values: np.ndarray, rows: slice, size: int) -> Array:
     """A batch of one sample: some rows of an array, padded to `size`."""
-    if values is None:
-        return None
     part = values[rows]
     return place(np.pad(part, [(0, size - len(part)), (0, 0)])[None])
 

@@ -6,12 +6,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from parallel.annotations import AnyArray
+
 # Of a place on the curve of `curve_groups`.
 _CURVE_BITS = 30
 
 
 def compact_groups(
-    points: Float[Array, "N D"], valid: Bool[Array, " N"], longest: int
+    points: Float[AnyArray, "N D"], valid: Bool[AnyArray, " N"], longest: int
 ) -> Int[Array, "G S"]:
     """Positions of the points of each group, `N` or above where a group has a free place.
 
@@ -43,7 +45,7 @@ def compact_groups(
 
 
 def curve_groups(
-    points: Float[Array, "N D"], valid: Bool[Array, " N"], longest: int, multiple: int
+    points: Float[AnyArray, "N D"], valid: Bool[AnyArray, " N"], longest: int, multiple: int
 ) -> Int[Array, "G S"]:
     """Groups as `compact_groups` makes them, for a number of points that may be symbolic.
 

@@ -11,7 +11,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
-from jaxtyping import Array, Float, Int, PyTree
+from jaxtyping import Array, Float, Integer, PyTree
 
 from parallel import chunks, ring
 from parallel import mesh as mesh_lib
@@ -24,7 +24,7 @@ _CLOUD = P(None, POINTS)
 
 
 def gather_neighbors(
-    features: Float[AnyArray, "B M C"], indices: Int[AnyArray, "B Q K"]
+    features: Float[AnyArray, "B M C"], indices: Integer[AnyArray, "B Q K"]
 ) -> Float[Array, "B Q K C"]:
     """The features of each neighbour, zero in an empty slot.
 
@@ -47,7 +47,7 @@ def gather_neighbors(
 
 def project_neighbors(
     features: Float[AnyArray, "B M C"],
-    indices: Int[AnyArray, "B Q K"],
+    indices: Integer[AnyArray, "B Q K"],
     kernel: Float[AnyArray, "K C F"],
 ) -> Float[Array, "B Q F"]:
     """A linear layer on the features of all neighbours of a query, empty slots being zero.

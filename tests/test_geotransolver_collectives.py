@@ -84,7 +84,7 @@ def test_layers_hold_no_scores_of_all_points(kind):
     x, context = shape(1, points, DIM), shape(1, HEADS, SLICES, CONTEXT)
 
     def step(weights, x, context, d_y):
-        apply = lambda *arrays: nnx.merge(graph, arrays[0])(arrays[1], None, arrays[2])  # noqa: E731
+        apply = lambda *arrays: nnx.merge(graph, arrays[0])(arrays[1], context=arrays[2])  # noqa: E731
         return jax.vjp(apply, weights, x, context)[1](d_y)
 
     shapes = array_shapes(text_of(step, weights, x, context, x))

@@ -90,7 +90,11 @@ def read_arrays(path: Path, max_bytes: int | None = None) -> ArrayFile:
         is_number = values.dtype.kind in "fiub" and values.size == 1
         if is_number or (name.endswith(_FIELD_NAMES) and _are_strings(values)):
             _put(path, contents, name, values)
-    return ArrayFile(*(dict(sorted(part.items())) for part in contents))
+    return ArrayFile(
+        arrays=dict(sorted(contents.arrays.items())),
+        numbers=dict(sorted(contents.numbers.items())),
+        field_names=dict(sorted(contents.field_names.items())),
+    )
 
 
 def _attempt(path: Path, action: Callable[[], Any]) -> Any:
@@ -209,7 +213,7 @@ def _require_memory(path: Path, entries: list[Entry], max_bytes: int) -> None:
     sizes = {entry.name: _bytes_needed(entry) for entry in entries}
     total = sum(sizes.values())
     if total > max_bytes:
-        largest = max(sizes, key=sizes.get)
+        largest = max(sizes, key=sizes.__getitem__)
         raise ValueError(
             f"{path}: expected arrays of at most {max_bytes} bytes; got {total}, "
             f"{sizes[largest]} of them in array {largest!r}"
@@ -219,7 +223,7 @@ def _require_memory(path: Path, entries: list[Entry], max_bytes: int) -> None:
 def _bytes_needed(entry: Entry) -> int:
     """Bytes of an array as it is in the file or as it is handed out, whichever are more."""
     handed_out = 4 if entry.dtype.kind == "f" else 8
-    return math.prod(entry.shape) * max(entry.dtype.itemsize, handed_out)
+    return entry.num_values * max(entry.dtype.itemsize, handed_out)
 
 
 # What is handed out -------------------------------------------------------------------------------

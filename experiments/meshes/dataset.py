@@ -13,7 +13,7 @@ from jaxtyping import Float
 from experiments.batch import Cloud, Sample, Windows
 from experiments.description import Description, StreamDescription
 from experiments.meshes.checks import check_config, check_sample, entries, shuffled_kind
-from experiments.meshes.distances import with_distances
+from experiments.meshes.distances import WithDistances, with_distances
 from experiments.meshes.forces import force_coefficients, moment_coefficients, tractions
 from experiments.meshes.neighbor_cache import NeighborCache
 from experiments.meshes.rows import Rows
@@ -22,6 +22,7 @@ from experiments.meshes.wiring import Wired
 from experiments.moments import Moments, over_processes
 from experiments.prediction import COORDINATES
 from experiments.schema import StoreConfig, StreamConfig
+from geotransolver_jax import Neighborhoods
 
 # A split of whole clouds with at most so many numbers is kept in memory when it has been read.
 _READ_ONCE = 2**25
@@ -50,7 +51,8 @@ class StoreSplit:
             ValueError: a sample lacks an array, or has other columns than the first.
         """
         asked = [*config.geometry, *itertools.chain(*map(entries, config.streams.values()))]
-        self._samples = [Wired(sample, config) for sample in with_distances(samples, asked)]
+        self._stored = with_distances(samples, asked)
+        self._samples = [Wired(sample, config) for sample in self._stored]
         self._config, self._resolution = config, resolution
         self._geometry_resolution = geometry_resolution
         self._streams = tuple(config.streams.values())
@@ -91,7 +93,7 @@ class StoreSplit:
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the samples."""
-        return tuple(sample.arrays.name for sample in self._samples)
+        return tuple(sample.name for sample in self._stored)
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -135,8 +137,8 @@ class StoreSplit:
         return self._read_once[key]
 
     def _read(self, index: int, windows: Windows, seeds: tuple[int, ...]) -> Sample:
-        sample = self._samples[index]
-        own = (*seeds, zlib.crc32(sample.arrays.name.encode()))
+        sample, name = self._samples[index], self._stored[index].name
+        own = (*seeds, zlib.crc32(name.encode()))
         geometry_rows = self._rows(
             sample,
             self._config.geometry,
@@ -144,9 +146,9 @@ class StoreSplit:
             self._geometry_resolution,
             (*own, len(self._streams)),
         )
-        found = [None] * len(self._streams)
+        found: Sequence[Neighborhoods | None] = [None] * len(self._streams)
         if self.neighbors is not None:
-            found = self.neighbors.read(sample.arrays.name, windows)
+            found = self.neighbors.read(name, windows)
         clouds = []
         for i, (stream, length, window) in enumerate(
             zip(self._streams, self._lengths[index], windows.streams, strict=True)
@@ -176,9 +178,9 @@ class StoreSplit:
         """All that is read of a sample."""
         return self.read(index, Windows((slice(None),) * len(self._streams)))
 
-    def stored(self, index: int) -> StoredSample:
+    def stored(self, index: int) -> StoredSample | WithDistances:
         """A sample as the store has it."""
-        return self._samples[index].arrays
+        return self._stored[index]
 
     @property
     def searched(self) -> dict:
@@ -221,7 +223,7 @@ class StoreSplit:
 
         for name in self.description.widths():
             if name == "global_embedding":
-                moments.append(Moments.of(tokens(sample)))
+                moments.append(Moments.of(sample.numbers(self._config.global_embedding)))
             elif name == "geometry":
                 moments.append(of(self._config.geometry, self._geometry_lengths[index]))
             else:
@@ -238,8 +240,8 @@ class StoreSplit:
         place = list(self._config.streams).index(forces.stream)
         stream = self._streams[place]
         columns = self.description.streams[place].fields
-        true = sample.values(stream.targets, Rows.all(self._lengths[index][place]))
-        predicted, true = (forces_of(sample, columns, each) for each in (fields[place], true))
+        targets = sample.values(stream.targets, Rows.all(self._lengths[index][place]))
+        predicted, true = (forces_of(sample, columns, each) for each in (fields[place], targets))
         return {name: (predicted[name], true[name]) for name in true}
 
 
@@ -281,9 +283,9 @@ def forces_of(
 
 
 def _coefficient(
-    sample: Wired, fields: np.ndarray, columns: Sequence[str], column: str, kind: str
+    sample: Wired, fields: np.ndarray, columns: Sequence[str], column: str | None, kind: str
 ) -> np.ndarray:
-    if column not in columns:
+    if column is None or column not in columns:
         raise ValueError(
             f"data.forces: expected {column!r} among the targets; got {', '.join(columns)}"
         )
@@ -306,10 +308,11 @@ def cloud(sample: Wired, stream: StreamConfig, rows: Rows, window: slice = slice
     # Together, so that an array that several of them name is read once.
     values = sample.values([name for part in parts for name in part], rows, window)
     ends = np.cumsum([len(sample.columns(part)) for part in parts])
-    split = np.split(values, ends[:-1], axis=1)
-    return Cloud(
-        rows.count, *(each if part else None for part, each in zip(parts, split, strict=True))
+    embedding, *rest = np.split(values, ends[:-1], axis=1)
+    target, fx, places = (
+        each if part else None for part, each in zip(parts[1:], rest, strict=True)
     )
+    return Cloud(rows.count, embedding, target, fx, places)
 
 
 def _kind(stream: StreamConfig) -> str:
@@ -398,10 +401,10 @@ def load_store(config: StoreConfig) -> dict[str, StoreSplit]:
         geometry_resolution=config.geometry_resolution,
     )
     others = {name: StoreSplit(samples, config) for name, samples in taken.items()}
-    for split in others.values():
-        problem = train.description.difference(split.description)
+    for other in others.values():
+        problem = train.description.difference(other.description)
         if problem:
             raise ValueError(
-                f"{split.stored(0).path}: expected what {train.stored(0).path} has; got {problem}"
+                f"{other.stored(0).path}: expected what {train.stored(0).path} has; got {problem}"
             )
     return {"train": train, **others}

@@ -1,6 +1,7 @@
 """What is derived of a sample before a model sees it: distances, reference frames, coefficients."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyvista
@@ -27,7 +28,9 @@ def signed_distance(
     surface = pyvista.PolyData(np.asarray(coordinates, np.float64), corners)
     cloud = pyvista.PolyData(np.asarray(points, np.float64))
     distance = np.asarray(cloud.compute_implicit_distance(surface)["implicit_distance"])
-    _, nearest = surface.find_closest_cell(cloud.points, return_closest_point=True)
+    # PyVista's types do not say that a flag makes a result a pair.
+    found: Any = surface.find_closest_cell(cloud.points, return_closest_point=True)
+    _, nearest = found
     towards = nearest - cloud.points
     length = np.linalg.norm(towards, axis=1, keepdims=True)
     direction = np.divide(towards, length, out=np.zeros_like(towards), where=length > 0)

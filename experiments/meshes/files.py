@@ -171,9 +171,9 @@ def _integer_field(mesh: pyvista.DataSet, name: str) -> dict[str, str]:
 def surface_of(mesh: pyvista.DataSet) -> pyvista.PolyData:
     """A surface as one of polygons alone: strips are cut up, points and lines left out."""
     if not isinstance(mesh, pyvista.PolyData):
-        mesh = mesh.extract_surface(algorithm="dataset_surface")
+        return surface_of(mesh.extract_surface(algorithm="dataset_surface"))
     if mesh.n_strips:
-        mesh = mesh.triangulate()
+        return surface_of(mesh.triangulate())
     first = mesh.n_verts + mesh.n_lines
     if not first or first == mesh.n_cells:
         return mesh

@@ -5,6 +5,7 @@ import os
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -12,7 +13,7 @@ import pyvista
 
 from experiments.files import write_atomically
 from experiments.meshes.predicted import Input, Prediction, physical_fields, true_fields, vectors
-from experiments.meshes.samples import RESERVED
+from experiments.meshes.samples import RESERVED, Contents, Part
 from experiments.meshes.store import write_sample
 
 # What each kind of mesh can be written as; the first where it was read from something else.
@@ -42,23 +43,24 @@ def write_prediction(
     Raises:
         ValueError: it would be written over what was read, or was written before.
     """
-    if read.contents is not None and read.path.is_dir():
+    contents = read.contents
+    if contents is not None and read.path.is_dir():
         out = out / read.path.name
         out.mkdir(exist_ok=True)
     arrays = [_arrays(read, place, prediction) for place in range(len(prediction.fields))]
-    if read.contents is not None and read.contents.parts:
-        return _write_meshes(read, arrays, out, before)
+    if contents is not None and contents.parts:
+        return _write_meshes(read, contents.parts, arrays, out, before)
     merged = {
         f"{stream.kind}_{name}": values
         for stream, own in zip(read.description.streams, arrays, strict=True)
         for name, values in own.items()
     }
-    if read.contents is None:
+    if contents is None:
         _refuse(read.path, out / read.path.name, before)
         held = {name: read.wired.arrays.read(name) for name in read.wired.arrays.names}
         write_sample(out, read.path.name, held | merged, _plain(read.wired.arrays.attributes))
         return [out / read.path.name]
-    return [_write_arrays(read, merged, out, before)]
+    return [_write_arrays(read, contents, merged, out, before)]
 
 
 def _arrays(read: Input, place: int, prediction: Prediction) -> dict[str, np.ndarray]:
@@ -81,12 +83,16 @@ def _arrays(read: Input, place: int, prediction: Prediction) -> dict[str, np.nda
 
 
 def _write_meshes(
-    read: Input, arrays: list[dict[str, np.ndarray]], out: Path, before: Sequence[Path]
+    read: Input,
+    parts: Mapping[str, Sequence[Part]],
+    arrays: list[dict[str, np.ndarray]],
+    out: Path,
+    before: Sequence[Path],
 ) -> list[Path]:
     written: list[Path] = []
     for stream, own in zip(read.description.streams, arrays, strict=True):
         start = 0
-        for part in read.contents.parts.get(stream.kind, []):
+        for part in parts.get(stream.kind or "", ()):
             rows = slice(start, start + len(part.sampled.positions))
             start = rows.stop
             mesh = part.mesh.copy(deep=False)
@@ -114,10 +120,14 @@ def _require_room(out: Path, mesh: pyvista.DataSet) -> None:
 
 
 def _write_arrays(
-    read: Input, predicted: Mapping[str, np.ndarray], out: Path, before: Sequence[Path]
+    read: Input,
+    contents: Contents,
+    predicted: dict[str, np.ndarray],
+    out: Path,
+    before: Sequence[Path],
 ) -> Path:
-    arrays = read.contents.arrays | predicted
-    numbers = _plain(read.contents.attributes)
+    arrays: dict[str, Any] = contents.arrays | predicted
+    numbers = _plain(contents.attributes)
     if read.path.suffix.lower() in (".h5", ".hdf5"):
         path = out / read.path.name
 

@@ -66,6 +66,7 @@ def read_input(path: Path, config: StoreConfig, data: Description) -> Input:
     if not path.exists():
         raise FileNotFoundError(f"{path}: expected a file or a folder; there is none")
     contents = None
+    arrays: StoredSample | HeldSample
     if path.is_dir() and any((path / name).is_file() for name in ("zarr.json", ".zgroup")):
         arrays = StoredSample(path)
         name = arrays.name
@@ -144,7 +145,7 @@ def _source_of(path: Path) -> Source:
 
 
 def _contents(source: Source, config: StoreConfig, data: Description) -> Contents:
-    on_cells = {stream.kind: stream.on_cells for stream in data.streams}
+    on_cells = {stream.kind: stream.on_cells for stream in data.streams if stream.kind}
     entries = [entry for stream in data.streams for entry in stream.targets]
     for stream in config.streams.values():
         entries += [*stream.embedding, *stream.fx]

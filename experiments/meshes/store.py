@@ -150,7 +150,7 @@ class StoredSample:
             ValueError: there are none of this name, or they are no finite numbers.
         """
         if name in self._arrays:
-            values = self.read(name, slice(None) if self.shape(name) else ())
+            values = self._decoded(name, slice(None), lambda array: array[...])
         elif name in self.attributes:
             values = self.attributes[name]
         else:

@@ -6,8 +6,9 @@ stand for a gigabyte. Here the packed bytes are asked first.
 
 import bz2
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import zarr
 from zarr.codecs._v2 import V2Codec
@@ -79,7 +80,8 @@ def _zstd_within(content: memoryview, most: int) -> bool:
     return total <= most
 
 
-_WITHIN = {
+# Whether packed bytes, of whatever type, unpack to no more than so many.
+_WITHIN: dict[str, Callable[[Any, int], bool]] = {
     "blosc": _blosc_within,
     "bz2": _bz2_within,
     "gzip": inflates_within,

@@ -93,18 +93,19 @@ class Wired:
         Raises:
             ValueError: there is no such array, or they differ.
         """
-        first = None
+        first, expected = "", 0
         for name, _ in map(self._resolve, entries):
             rows = next(iter(self.arrays.shape(name)), 0)
             if not rows:
                 raise ValueError(f"{self.arrays.path}: array {name!r}: expected rows; got none")
-            if first is not None and rows != first[1]:
+            if not expected:
+                first, expected = name, rows
+            if rows != expected:
                 raise ValueError(
-                    f"{self.arrays.path}: array {name!r}: expected {first[1]} rows, as in "
-                    f"{first[0]!r}; got {rows}"
+                    f"{self.arrays.path}: array {name!r}: expected {expected} rows, as in "
+                    f"{first!r}; got {rows}"
                 )
-            first = first or (name, rows)
-        return first[1]
+        return expected
 
     def columns(self, entries: Sequence[str]) -> tuple[str, ...]:
         """Names of the columns of some entries side by side."""
