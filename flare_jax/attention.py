@@ -131,7 +131,9 @@ class FLAREAttention(nnx.Module):
         return merged_softmax(parts)
 
     def latents(
-        self, gathered: Float[Array, "B H S D"], context: None = None
+        self,
+        gathered: Float[Array, "B H S D"],
+        context: Float[Array, "B H S_c D_c"] | None = None,
     ) -> Float[Array, "B H S D"]:
         """The latents, from what all points gave."""
         return values_of(gathered, heads_lib.within(self.project_value, self.heads))
@@ -142,7 +144,7 @@ class FLAREAttention(nnx.Module):
         latents: Float[Array, "B H S D"],
         point_mask: Bool[Array, "B N"] | None,
         norm: LayerNorm | None = None,
-        context: None = None,
+        context: Float[Array, "B H S_c D_c"] | None = None,
         dropout_key: Key[Array, ""] | None = None,
     ) -> Float[Array, "B N C"]:
         """What points get of the latents."""

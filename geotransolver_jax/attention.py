@@ -138,7 +138,9 @@ class PhysicsAttention(SliceProjection):
         return merged_tokens(parts)
 
     def latents(
-        self, gathered: Float[Array, "B H S D"], context: None = None
+        self,
+        gathered: Float[Array, "B H S D"],
+        context: Float[Array, "B H S_c D_c"] | None = None,
     ) -> Float[Array, "B H S D"]:
         """What attention makes of the slice tokens."""
         return self.attend(gathered.astype(self.dtype))
@@ -149,7 +151,7 @@ class PhysicsAttention(SliceProjection):
         latents: Float[Array, "B H S D"],
         point_mask: Bool[Array, "B N"] | None,
         norm: LayerNorm | None = None,
-        context: None = None,
+        context: Float[Array, "B H S_c D_c"] | None = None,
         dropout_key: Key[Array, ""] | None = None,
     ) -> Float[Array, "B N C"]:
         """What points get of the slices."""
