@@ -115,7 +115,7 @@ def check_points(
     return PointLayout(given=given, points=points, row=row)
 
 
-def check_real(name: str, x: object, expected: str) -> tuple[int, ...]:
+def check_real(name: str, x: object, expected: str) -> tuple[Size, ...]:
     """The shape of what must be an array of real numbers.
 
     Raises:

@@ -101,12 +101,21 @@ def padded_inputs(real: list[int], points: int, garbage: float):
     return inputs, mask
 
 
+@contextlib.contextmanager
+def unchecked():
+    """Arguments are not held against their annotations."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    try:
+        yield
+    finally:
+        jaxtyping.config.update("jaxtyping_disable", False)
+
+
 @pytest.fixture
 def unchecked_calls():
     """Lets wrong arguments through to the packages' own checks: users have these alone."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
+    with unchecked():
+        yield
 
 
 @pytest.fixture

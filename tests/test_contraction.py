@@ -23,7 +23,7 @@ EQUATIONS = [
 
 
 def draw(*shape: int, seed: int = 0):
-    return np.random.default_rng(seed).standard_normal(shape)
+    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape))
 
 
 def operands(equation: str):

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from commands import TINY, assert_one_line, call
 from compiled import array_shapes
-from conftest import relative_difference
+from conftest import relative_difference, unchecked
 from flax import nnx
 from jax import export as jax_export
 
@@ -33,6 +33,13 @@ LOCAL = dict(include_local_features=True, radii=[1.5], neighbors_in_radius=[3], 
 
 # Queries and points of a search.
 SYMBOLIC = ["B, N, 3", "B, M, 3"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def symbolic_sizes():
+    """Sizes of an exported program are no integers, as annotations have them."""
+    with unchecked():
+        yield
 
 
 class Case(NamedTuple):

@@ -131,7 +131,7 @@ def layer(backend: str, dtype, shift: float):
 
 @pytest.mark.parametrize("shift", [0.0, -20.0, 20.0])
 def test_bfloat16_is_as_exact_as_chunks_are(shift):
-    x = np.random.default_rng(0).standard_normal((1, 2000, 32)).astype(np.float32)
+    x = jnp.float32(np.random.default_rng(0).standard_normal((1, 2000, 32)))
 
     def run(backend, dtype):
         graph, weights = nnx.split(layer(backend, dtype, shift))
@@ -154,8 +154,8 @@ def test_scores_may_spread(factor, mesh):
         made = placed(layer(backend, "float32", 0.0))
         made.latent_queries[...] *= factor
         graph, weights = nnx.split(made)
-        x = np.random.default_rng(0).standard_normal((2, 64, 32)).astype(np.float32)
-        mask = np.arange(64) < np.array([[60], [40]])
+        x = jnp.float32(np.random.default_rng(0).standard_normal((2, 64, 32)))
+        mask = jnp.arange(64) < jnp.array([[60], [40]])
 
         def loss(weights, x):
             y = nnx.merge(graph, weights)(x, mask)
