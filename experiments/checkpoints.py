@@ -15,6 +15,7 @@ from orbax.checkpoint.checkpoint_managers import preservation_policy
 
 from experiments.distributed import problems_of_all, wait_for_all
 from experiments.fingerprints import fingerprints
+from experiments.patient_loops import patient_loops
 
 METRIC = "validation_relative_l2"
 _FINGERPRINTS = "fingerprints"
@@ -45,7 +46,8 @@ class Checkpoints:
 
         Raises:
             FileNotFoundError: the folder is to be read and there is nothing.
-            ValueError: the list of checkpoints is damaged.
+            ValueError: the metrics of a checkpoint are damaged; if it is not to be read only, of
+                all.
         """
         self.folder, self._read_only = folder / "checkpoints", read_only
         policy = preservation_policy.AnyPreservationPolicy(
@@ -71,20 +73,18 @@ class Checkpoints:
             raise FileNotFoundError(f"{folder}: has no checkpoint yet")
         self._pending: int | None = None
         self._unsaved: str | None = None
-        self.problems = [] if read_only else self._set_aside_without_metrics()
-        try:
-            self._manager = ocp.CheckpointManager(
-                self.folder.resolve(),
-                options=options,
-                item_handlers={
-                    "state": ocp.PyTreeCheckpointHandler(),
-                    "extra": ocp.JsonCheckpointHandler(),
-                },
-            )
-        except json.JSONDecodeError as error:
-            raise ValueError(
-                f"{self.folder}: the metrics of a checkpoint are damaged: {_reason(error)}"
-            ) from error
+        damaged = self._without_metrics()
+        if damaged and read_only:
+            raise ValueError(f"{damaged[max(damaged)]}; a training, started again, sets it aside")
+        self.problems = self._set_aside_without(damaged)
+        self._manager = ocp.CheckpointManager(
+            self.folder.resolve(),
+            options=options,
+            item_handlers={
+                "state": ocp.PyTreeCheckpointHandler(),
+                "extra": ocp.JsonCheckpointHandler(),
+            },
+        )
 
     def save(self, step: int, state: Any, extra: dict, validation_error: float | None) -> list[str]:
         """Saves a checkpoint in the background.
@@ -192,7 +192,8 @@ class Checkpoints:
         wanted = _by_path(like)
         error = None
         try:
-            state, extra = self._read(step, wanted)
+            with patient_loops():
+                state, extra = self._read(step, wanted)
         except ValueError as bad:
             error = bad
         # Each process reads what its devices hold: all go on, or none.
@@ -272,24 +273,34 @@ class Checkpoints:
         shutil.rmtree(place, ignore_errors=True)
         (self.folder / str(step)).rename(place)
 
-    def _set_aside_without_metrics(self) -> list[str]:
-        """A checkpoint whose metrics cannot be read would keep Orbax from opening the others."""
-        problems = []
+    def _without_metrics(self) -> dict[int, str]:
+        """A line on each checkpoint whose metrics cannot be read, by its step."""
+        found = {}
         for path in sorted(self.folder.glob("[0-9]*/metrics/metrics")):
             step = path.parents[1]
             try:
                 json.loads(path.read_text())
             except (ValueError, OSError, RecursionError) as error:
                 reason = f"its metrics cannot be read: {_reason(error)}"
-                problems.append((int(step.name), f"{step}: the checkpoint is damaged: {reason}"))
-        if problems and len(problems) < len(list(self.folder.glob("[0-9]*"))):
-            wait_for_all("metrics of checkpoints were read")
-            if jax.process_index() == 0:
-                for number, _ in problems:
-                    self._rename(number)
-            wait_for_all("checkpoints without metrics were set aside")
-            return [problem for _, problem in problems]
-        return []
+                found[int(step.name)] = f"{step}: the checkpoint is damaged: {reason}"
+        return found
+
+    def _set_aside_without(self, problems: dict[int, str]) -> list[str]:
+        """Sets checkpoints aside that would keep Orbax from opening the others.
+
+        Raises:
+            ValueError: there is no other.
+        """
+        if not problems:
+            return []
+        if len(problems) == len(list(self.folder.glob("[0-9]*"))):
+            raise ValueError(problems[max(problems)])
+        wait_for_all("metrics of checkpoints were read")
+        if jax.process_index() == 0:
+            for number in problems:
+                self._rename(number)
+        wait_for_all("checkpoints without metrics were set aside")
+        return list(problems.values())
 
     def _shapes(self, step: int) -> dict[str, tuple[int, ...]]:
         try:

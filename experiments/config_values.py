@@ -115,11 +115,8 @@ def _check_finetuning(config: FinetuneConfig) -> None:
                 f"finetune.{name}: expected one of {', '.join(allowed)}; got "
                 f"{getattr(config, name)!r}"
             )
-    for pattern, factor in config.learning_rates.items():
-        if not 0 <= factor < math.inf:
-            raise ValueError(
-                f"finetune.learning_rates.{pattern}: expected a number of at least 0; got {factor}"
-            )
+    for entry in config.learning_rates:
+        rate_of(entry)
     needs = {
         "start_from": ("checkpoint", "normalization", "reset"),
         "lora_rank": ("lora_alpha", "lora_layers"),
@@ -130,6 +127,25 @@ def _check_finetuning(config: FinetuneConfig) -> None:
                 raise ValueError(f"finetune.{name}: expected finetune.{switch} beside it; got none")
     if config.unfreeze and not config.freeze and not config.lora_rank:
         raise ValueError("finetune.unfreeze: expected finetune.freeze beside it; got none")
+
+
+def rate_of(entry: str) -> tuple[str, float]:
+    """Pattern and factor of an entry of `finetune.learning_rates`.
+
+    Raises:
+        ValueError: it is none.
+    """
+    pattern, _, text = entry.rpartition("=")
+    try:
+        factor = float(text)
+    except ValueError:
+        factor = math.nan
+    if not pattern or not 0 <= factor < math.inf:
+        raise ValueError(
+            "finetune.learning_rates: expected PATTERN=FACTOR with a factor of at least 0; got "
+            f"{entry!r}"
+        )
+    return pattern, factor
 
 
 def _check_processes(config: DistributedConfig) -> None:

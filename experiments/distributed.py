@@ -435,7 +435,9 @@ class Agreement:
 
         now = time.monotonic()
         seconds = (now - self._time) / (step - self._step)
-        steps = min(10_000, max(1, math.floor(_SECONDS_TO_AGREE / max(seconds, 1e-6))))
+        # A few steps say little of the next: at most twice as many go by as did before.
+        most = min(10_000, 2 * (step - self._step))
+        steps = min(most, max(1, math.floor(_SECONDS_TO_AGREE / max(seconds, 1e-6))))
         own = np.array([self._signals.received or 0, steps], np.int32)
         signal, steps = multihost_utils.process_allgather(own).max(0).tolist()
         self._step, self._next, self._time = step, step + steps, now

@@ -9,6 +9,7 @@ from flax.traverse_util import flatten_dict
 from jaxtyping import Array, Key
 
 from experiments import adapters
+from experiments.config_values import rate_of
 from experiments.models import Model
 from experiments.schema import FinetuneConfig
 from experiments.weight_groups import Names, Rates, names_of
@@ -58,7 +59,7 @@ class Tuning:
         frozen |= {f"{layer}.kernel" for layer in self._adapted}
         every = Names(name for of in named.values() for name in of)
         factors: dict[str, float] = {}
-        for pattern, factor in config.learning_rates.items():
+        for pattern, factor in map(rate_of, config.learning_rates):
             matched = every.matched("finetune.learning_rates", [pattern])
             factors |= dict.fromkeys(matched, factor)
         for name in (name for of in named.values() for name in of):

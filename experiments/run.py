@@ -45,7 +45,12 @@ def make_device_mesh(config: MeshConfig) -> jax.sharding.Mesh:
                     f"mesh.cpu_devices: expected {jax.local_device_count()}, as this process "
                     f"started with; got {config.cpu_devices}"
                 ) from None
-    mesh = parallel.make_mesh(config.data, config.points, config.heads)
+    try:
+        mesh = parallel.make_mesh(config.data, config.points, config.heads)
+    except ValueError as error:
+        if config.cpu_devices is None and jax.default_backend() == "cpu":
+            raise ValueError(f"{error}, or with mesh.cpu_devices") from error
+        raise
     processes = {device.process_index for device in mesh.devices.flat}
     if len(processes) < jax.process_count():
         raise ValueError(

@@ -415,7 +415,8 @@ class FinetuneConfig:
         reset: patterns of weights that are drawn anew all the same; that run need not have them.
         freeze: patterns of weights that do not train; `null` for none, or with adapters for all.
         unfreeze: patterns of weights that train although `freeze` matches them.
-        learning_rates: factors on the learning rate by pattern; the last that matches counts.
+        learning_rates: factors on the learning rate, as `PATTERN=FACTOR`; of several that match
+            a weight the last counts.
         lora_rank: rank of low-rank adapters (LoRA); 0 for none. Adapters train whatever `freeze`
             says, by AdamW and without decay, and the kernel beside does not.
         lora_alpha: adapters are scaled by this over their rank; `null` for the rank.
@@ -428,7 +429,7 @@ class FinetuneConfig:
     reset: list[str] = field(default_factory=list)
     freeze: list[str] | None = None
     unfreeze: list[str] = field(default_factory=list)
-    learning_rates: dict[str, float] = field(default_factory=dict)
+    learning_rates: list[str] = field(default_factory=list)
     lora_rank: int = 0
     lora_alpha: float | None = None
     lora_layers: list[str] = field(default_factory=lambda: ["blocks.*"])

@@ -1,5 +1,6 @@
 """The weights of another run, from which a fine-tuning starts."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -8,17 +9,18 @@ from flax import nnx
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxtyping import Array
 
+from experiments import config as configs
 from experiments.batch import Statistics
 from experiments.description import Description
 from experiments.export import restore_run
 from experiments.models import Model
-from experiments.schema import FinetuneConfig
+from experiments.schema import ExperimentConfig, ModelConfig
 from experiments.weight_groups import Names, names_of
 from parallel.parameters import place_parameters
 
 
 def take_weights(
-    config: FinetuneConfig, model: Model, description: Description
+    experiment: ExperimentConfig, model: Model, description: Description
 ) -> Statistics | None:
     """Gives a model the weights of the run that it is to start from, in place.
 
@@ -26,7 +28,7 @@ def take_weights(
     taken.
 
     Args:
-        config: see `FinetuneConfig`; `start_from` is a run.
+        experiment: its `finetune` names the run, see `FinetuneConfig`.
         model: the model, on the mesh of the context.
         description: of the data that it will be trained on.
 
@@ -37,13 +39,15 @@ def take_weights(
         FileNotFoundError: there is no run or no checkpoint.
         ValueError: no run is named; or the weights, or the statistics, do not fit.
     """
+    config = experiment.finetune
     if config.start_from is None:
         raise ValueError("finetune.start_from: expected the folder of a run; got none")
     run = Path(config.start_from)
     trained, of_run = restore_run(run, config.checkpoint)
     given = flatten_dict(trained.state.evaluated_params)
     params = flatten_dict(nnx.to_pure_dict(nnx.state(model, nnx.Param)))
-    _refuse_more(run, given, params)
+    other = _other_model(run, experiment.model)
+    _refuse_more(run, given, params, other)
     named = {path: _names(path, leaf) for path, leaf in params.items()}
     names = Names(name for of in named.values() for name in of)
     fresh = names.matched("finetune.reset", config.reset)
@@ -55,7 +59,7 @@ def take_weights(
             got = given[path].shape if path in given else "none"
             raise ValueError(
                 f"finetune.start_from={run}: expected {named[path][kept.index(True)]} in an array "
-                f"of shape {leaf.shape}, or its name in finetune.reset; got {got}"
+                f"of shape {leaf.shape}, or its name in finetune.reset; got {got}{other}"
             )
         new = given[path].astype(leaf.dtype)
         if not all(kept):
@@ -74,11 +78,23 @@ def take_weights(
     return trained.state.statistics
 
 
-def _refuse_more(run: Path, given: dict, params: dict) -> None:
+def _other_model(run: Path, model: ModelConfig) -> str:
+    """In which arguments the model of a run is another one, for an error."""
+    there, here = (asdict(of) for of in (configs.load(run).model, model))
+    changed = [
+        f"model.{name} is {here.get(name)} here and {there.get(name)} there"
+        for name in here.keys() | there.keys()
+        if here.get(name) != there.get(name)
+    ]
+    return "".join(f"; {text}" for text in sorted(changed))
+
+
+def _refuse_more(run: Path, given: dict, params: dict, other: str) -> None:
     more = [name for path in given if path not in params for name in _names(path, given[path])]
     if more:
         raise ValueError(
-            f"finetune.start_from={run}: expected the weights of this model; got also {more[0]}"
+            f"finetune.start_from={run}: expected the weights of this model; got also "
+            f"{more[0]}{other}"
         )
 
 

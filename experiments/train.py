@@ -22,6 +22,7 @@ from experiments.config_errors import explain, known_keys
 from experiments.data import Dataset, load_dataset
 from experiments.distributed import first_then_others, together
 from experiments.faults import only_run_in
+from experiments.logs import LOG_FILE
 from experiments.run import make_device_mesh
 from experiments.schema import ExperimentConfig
 from experiments.summary import finish
@@ -71,7 +72,7 @@ def _train(config: ExperimentConfig, folder: Path) -> dict[str, Any] | None:
 
 def _claim(folder: Path, config: ExperimentConfig, dataset: Dataset) -> None:
     """Writes configuration and description into the folder, or checks the one that is there."""
-    if (folder / configs.CONFIG_FILE).is_file():
+    if (folder / configs.CONFIG_FILE).is_file() and _has_begun(folder):
         changed = configs.difference(configs.load(folder), config)
         if changed:
             raise ValueError(
@@ -86,6 +87,11 @@ def _claim(folder: Path, config: ExperimentConfig, dataset: Dataset) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     dataset.description.save(folder)
     configs.save(config, folder)
+
+
+def _has_begun(folder: Path) -> bool:
+    """Whether a run took a step, or was given weights; not if it was refused at its start."""
+    return (folder / LOG_FILE).exists() or any((folder / "checkpoints").glob("[0-9]*"))
 
 
 def main() -> int:

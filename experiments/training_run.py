@@ -82,10 +82,15 @@ class TrainingRun:
 
     def _start(self) -> Statistics | None:
         """Takes the weights of another run, if it is to start from those; its statistics."""
-        config = self.config.finetune
-        if config.start_from is None:
+        finetune = self.config.finetune
+        if finetune.start_from is None:
+            if finetune.lora_rank:
+                raise ValueError(
+                    "finetune.lora_rank: expected weights beside it, of finetune.start_from or of "
+                    "an imported run; got none"
+                )
             return None
-        return take_weights(config, self.model, self.dataset.description)
+        return take_weights(self.config, self.model, self.dataset.description)
 
     @property
     def _samples_a_step(self) -> int:

@@ -33,7 +33,7 @@ ADAMW = OptimizerConfig(name="adamw", weight_decay=0.1, clip_norm=None, schedule
 MUON = OptimizerConfig(name="muon", weight_decay=0.1, schedule="constant")
 LORA = dict(lora_rank=2, lora_alpha=6.0, lora_layers=["blocks.*", "preprocess.linear_out"])
 TUNED_STEP = LORA | dict(
-    unfreeze=["project_out.*", "blocks.1.norm*"], learning_rates={"*.adapter_up": 3.0}
+    unfreeze=["project_out.*", "blocks.1.norm*"], learning_rates=["*.adapter_up=3"]
 )
 
 
@@ -106,7 +106,7 @@ def test_what_is_frozen_keeps_its_bits():
 
 def test_rates_are_factors_on_the_first_update():
     """The first step of a whole tree has one gradient, so its updates compare."""
-    factors = {"*": 0.5, "blocks.1.*": 0.25, "*.mlp.linear_out.kernel": 2.0}
+    factors = ["*=0.5", "blocks.1.*=0.25", "*.mlp.linear_out.kernel=2.0"]
     _, first, plain = steps(1, MUON)
     _, _, scaled = steps(1, MUON, learning_rates=factors)
     for path, start in flatten_dict(first.params).items():
@@ -257,7 +257,7 @@ TUNED = [
     "optimizer.ema_decay=0.5",
     "finetune.lora_rank=2",
     "finetune.unfreeze=[project_out.*]",
-    "+finetune.learning_rates={blocks.0.*: 0.5}",
+    'finetune.learning_rates=["blocks.[0-0].*=0.5"]',
 ]
 
 
@@ -371,7 +371,10 @@ def test_weights_may_be_drawn_anew(base, data, tmp_path):
 @pytest.mark.parametrize(
     ("overrides", "messages"),
     [
-        (["model.n_hidden=32"], ["expected norm_out.bias in an array of shape (32,)", "(16,)"]),
+        (
+            ["model.n_hidden=32"],
+            ["norm_out.bias in an array of shape (32,)", "model.n_hidden is 32 here and 16 there"],
+        ),
         (["model.n_layers=3"], ["expected blocks.0.attention", "(3, 2, 4, 8)"]),
         (["finetune.reset=[nothing.*]"], ["finetune.reset: expected a pattern", "'nothing.*'"]),
         (["finetune.freeze=['*']"], ["finetune: expected a weight that trains; got all frozen"]),
@@ -385,18 +388,37 @@ def test_weights_that_do_not_fit_are_named(overrides, messages, base, data, tmp_
     assert not (tmp_path / "checkpoints").is_dir() or not list((tmp_path / "checkpoints").iterdir())
 
 
+def test_a_run_that_was_refused_leaves_its_folder_free(base, data, tmp_path):
+    """What was wrong is changed, and the command given again."""
+    overrides = ["model.n_layers=2", "train.steps=1", f"finetune.start_from={base}"]
+    for wrong in (["finetune.freeze=['*']"], ["finetune.lora_rank=1", "finetune.start_from=null"]):
+        result = run(tmp_path, data, *overrides, *wrong)
+        assert result.code == 2
+    assert_one_line(result.err, "finetune.lora_rank: expected weights beside it")
+    result = run(tmp_path, data, *overrides, "train.steps=2")
+    assert result.code == 0, result.err
+    # From its first step on it is what it is.
+    result = run(tmp_path, data, *overrides)
+    assert_one_line(result.err, "holds a run with another configuration: train.steps")
+
+
 def test_statistics_of_other_quantities_are_refused(base):
     description = Description.load(base)
     (stream,) = description.streams
     other = dataclasses.replace(
         description, streams=(dataclasses.replace(stream, fields=("temperature",)),)
     )
-    config = FinetuneConfig(start_from=str(base))
     model = small_model_of(base)
     with pytest.raises(ValueError, match="normalization: expected data, since") as error:
-        take_weights(config, model, other)
+        take_weights(tuned_from(base), model, other)
     assert_one_line(str(error.value), "'pressure'", "'temperature'", "got run")
-    assert take_weights(dataclasses.replace(config, normalization="data"), model, other) is None
+    assert take_weights(tuned_from(base, normalization="data"), model, other) is None
+
+
+def tuned_from(folder, **options):
+    """The experiment of a run, that starts from it."""
+    config = FinetuneConfig(start_from=str(folder), **options)
+    return dataclasses.replace(configs.load(folder), finetune=config)
 
 
 def small_model_of(folder, **changes):
@@ -408,8 +430,7 @@ def small_model_of(folder, **changes):
 def test_what_is_drawn_anew_may_be_of_another_shape(base):
     model = small_model_of(base, mlp_ratio=2)
     before = to_host(nnx.to_pure_dict(nnx.state(model, nnx.Param)))
-    take_weights(FinetuneConfig(start_from=str(base), reset=["blocks.*.mlp.*"]), model,
-                 Description.load(base))  # fmt: skip
+    take_weights(tuned_from(base, reset=["blocks.*.mlp.*"]), model, Description.load(base))
     after, given = (flatten_dict(of) for of in (nnx.to_pure_dict(nnx.state(model, nnx.Param)),
                                                 weights_of(base)))  # fmt: skip
     for path, leaf in flatten_dict(before).items():
@@ -435,13 +456,15 @@ def test_a_run_that_is_not_there_is_named(data, tmp_path):
         (["reset=[a]"], "finetune.reset: expected finetune.start_from beside it"),
         (["checkpoint=best"], "finetune.checkpoint: expected finetune.start_from beside it"),
         (["unfreeze=[a]"], "finetune.unfreeze: expected finetune.freeze beside it"),
-        (["+learning_rates={a: -1}"], "finetune.learning_rates.a: expected a number of at least"),
-        (["+learning_rates={a: nan}"], "finetune.learning_rates.a: expected a number of at least"),
+        (["learning_rates=['a=-1']"], "expected PATTERN=FACTOR with a factor of at least 0; got"),
+        (["learning_rates=['a=nan']"], "expected PATTERN=FACTOR with a factor of at least 0; got"),
+        (["learning_rates=['=1']"], "finetune.learning_rates: expected PATTERN=FACTOR"),
+        (["learning_rates=[a]"], "finetune.learning_rates: expected PATTERN=FACTOR"),
     ],
 )
 def test_bad_settings_are_named(given, message):
     with pytest.raises(ValueError, match="finetune") as error:
-        compose(*(f"{'+' * (item[0] == '+')}finetune.{item.lstrip('+')}" for item in given))
+        compose(*(f"finetune.{item}" for item in given))
     assert_one_line(str(error.value), message)
 
 
@@ -450,7 +473,7 @@ def test_bad_settings_are_named(given, message):
     [
         dict(freeze=["blok.*"]),
         dict(freeze=["*"], unfreeze=["blocks.2.*"]),
-        dict(learning_rates={"x": 1.0}),
+        dict(learning_rates=["x=1"]),
         dict(lora_rank=1, lora_layers=["norm_out"]),
     ],
 )
@@ -458,4 +481,4 @@ def test_patterns_that_match_nothing_are_named(options):
     (option, pattern) = list(options.items())[-1]
     with pytest.raises(ValueError, match=rf"^finetune\.{option}: expected a pattern that") as error:
         Tuning(FinetuneConfig(**options), small_model())
-    assert_one_line(str(error.value), f"got {next(iter(pattern))!r}")
+    assert_one_line(str(error.value), f"got {pattern[0].partition('=')[0]!r}")

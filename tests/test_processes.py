@@ -247,8 +247,9 @@ def test_signals_are_put_together_every_two_seconds(monkeypatch):
         stop = agreement.received(step, waits=step == 250)
         if stop:
             break
-    assert exchanged == [1, 2, 102, 202, 250, 350, 450]
-    assert (stop, step) == (signal.SIGTERM, 450)
+    # Twice as far each time, until it is as far as two seconds take; then from where all wait.
+    assert exchanged == [1, 2, 4, 8, 16, 32, 64, 128, 228, 250, 294, 382, 482]
+    assert (stop, step) == (signal.SIGTERM, 482)
 
 
 # How they are started ----------------------------------------------------------------------------
