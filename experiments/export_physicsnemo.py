@@ -15,6 +15,7 @@ from experiments import config as configs
 from experiments.batch import Statistics
 from experiments.cli import one_line_errors
 from experiments.description import Description
+from experiments.distributed import require_alone
 from experiments.export import restore_run
 from experiments.files import write_json
 from experiments.physicsnemo import state_dict
@@ -44,6 +45,7 @@ def export_run(run: Path, out: Path, which: str) -> int:
         )
     if not out.parent.is_dir():
         raise FileNotFoundError(f"{out}: expected a folder to write into; got none")
+    require_alone("export_physicsnemo")
     config = configs.load(run)
     trained, description = restore_run(run, which)
     model = trained.with_weights()

@@ -38,7 +38,7 @@ def require_values(arguments: Sequence[str]) -> None:
 
 def _folders(arguments: Sequence[str]) -> Iterator[Path]:
     """Folders of configurations beside the project's own."""
-    for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
+    for argument, following in zip(arguments, (*arguments, "")[1:], strict=True):
         option, _, value = argument.partition("=")
         if option == "hydra.searchpath":
             yield from map(Path, re.findall(r"file://([^,'\"\]]+)", value))

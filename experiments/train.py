@@ -72,7 +72,9 @@ def _train(config: ExperimentConfig, folder: Path) -> dict[str, Any] | None:
 
 def _claim(folder: Path, config: ExperimentConfig, dataset: Dataset) -> None:
     """Writes configuration and description into the folder, or checks the one that is there."""
-    if (folder / configs.CONFIG_FILE).is_file() and _has_begun(folder):
+    written = (folder / configs.CONFIG_FILE).is_file()
+    # Other processes meet what the first one has just written.
+    if written and (jax.process_index() or _has_begun(folder)):
         changed = configs.difference(configs.load(folder), config)
         if changed:
             raise ValueError(

@@ -19,6 +19,7 @@ from experiments.files import write_atomically
 from experiments.fingerprints import fingerprints
 from experiments.models import Model
 from experiments.neighborhoods import nearest_within
+from experiments.npy_files import read_npz
 from experiments.prediction import COORDINATES, model_inputs, positions
 from flare_jax.phases import Enter, Leave, Phases
 from geotransolver_jax import GeoTransolver
@@ -66,8 +67,7 @@ class CloudState(NamedTuple):
         if not path.is_file():
             raise FileNotFoundError(f"{path}: expected the state of a cloud; there is no such file")
         try:
-            with np.load(path, allow_pickle=False) as file:
-                arrays = {name: file[name] for name in file.files}
+            arrays = read_npz(path)
             count = sum(name.startswith("latents_") for name in arrays)
             latents = tuple(arrays.pop(f"latents_{i}") for i in range(count))
             if not latents:
