@@ -20,12 +20,17 @@ REMAT_POLICIES = ("none", "attention", "block")
 
 @runtime_checkable
 class PointAttention(Protocol):
-    """An attention layer of points without a context; `gather` and the rest see `Phases`."""
+    """An attention layer of points without a context."""
 
     def __call__(
         self, x: Array, point_mask: Array | None, key: Array | None, norm: LayerNorm, /
     ) -> Array:
         """Mixes points that `norm` normalizes first."""
+
+
+@runtime_checkable
+class PhasedAttention(PointAttention, Protocol):
+    """One that can be applied to a cloud in parts; see `flare_jax.phases`."""
 
     def gather(self, x: Array, point_mask: Array | None, norm: LayerNorm, /) -> Any:
         """What a part of the points gives to the latents."""
@@ -85,9 +90,16 @@ class Block(nnx.Module):
         x = self.mlp.residual(x, self.norm_mlp)
         return mesh_lib.constrain(x, DATA, POINTS, None)
 
+    @property
+    def _phased(self) -> PhasedAttention:
+        if not isinstance(self.attention, PhasedAttention):
+            kind = type(self.attention).__name__
+            raise ValueError(f"attention: expected a layer with gather and give_back; got {kind}")
+        return self.attention
+
     def gather(self, x: Float[Array, "B N C"], point_mask: Bool[Array, "B N"] | None) -> Any:
         """What a part of the points gives to the block's latents; see `flare_jax.phases`."""
-        return self.attention.gather(x, point_mask, self.norm_attention)
+        return self._phased.gather(x, point_mask, self.norm_attention)
 
     def advance(
         self,
@@ -99,7 +111,7 @@ class Block(nnx.Module):
     ) -> Float[Array, "B N C"]:
         """The block, on points whose latents are known."""
         norm = self.norm_attention
-        x = x + self.attention.give_back(x, latents, point_mask, norm, context, key)
+        x = x + self._phased.give_back(x, latents, point_mask, norm, context, key)
         x = self.mlp.residual(x, self.norm_mlp)
         return mesh_lib.constrain(x, DATA, POINTS, None)
 

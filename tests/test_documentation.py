@@ -207,7 +207,7 @@ def test_commands_in_the_text_are_there(name):
 # The worked examples of docs/extending.md --------------------------------------------------------
 
 COPIED = ("parallel", "flare_jax", "geotransolver_jax", "experiments", "configs", "benchmarks")
-HELPERS = ("conftest.py", "commands.py", "compiled.py")
+HELPERS = ("checked_calls.py", "conftest.py", "commands.py", "compiled.py")
 
 
 def edited(text: str, change: str, place: str) -> str:
