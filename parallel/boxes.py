@@ -83,7 +83,7 @@ def finite(points: Float[Array, "*N D"]) -> Bool[Array, "*N"]:
 
 
 def bounds(
-    points: Float[Array, "*G S D"], valid: Bool[Array, "*G S"]
+    points: Float[AnyArray, "*G S D"], valid: Bool[AnyArray, "*G S"]
 ) -> tuple[Float[Array, "*G D"], Float[Array, "*G D"]]:
     """Lower and upper corner of the box around the valid points of each group.
 

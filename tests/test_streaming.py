@@ -170,8 +170,9 @@ def read_on(weights, latents, chunk, places):
     return mapped(weights[0], latents, chunk, places)
 
 
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 @pytest.mark.parametrize("function", [summed, mapped, read_on])
-def test_bfloat16_gradients_are_gathered_in_float32(function):
+def test_bfloat16_gradients_are_gathered_in_float32(function, dtype):
     x = jnp.ones((1, 4096, 1), jnp.bfloat16)
 
     def total(kernel):
@@ -184,4 +185,4 @@ def test_bfloat16_gradients_are_gathered_in_float32(function):
         return map_points(function, Chunking(1, 1, 7), kernel, {}, x).astype(jnp.float32).sum()
 
     # In bfloat16 the sum would end at 256, where one more is less than half a digit.
-    assert jax.grad(total)(jnp.ones((1, 1)))[0, 0] == 4096
+    assert jax.grad(total)(jnp.ones((1, 1), dtype))[0, 0] == 4096
