@@ -273,6 +273,11 @@ def problems_of_all(own: str | None) -> dict[int, str]:
         client.key_value_set(f"{folder}{jax.process_index()}", own)
     # Passed again and again: the first process would keep barriers of different names for ever.
     client.wait_at_barrier("flare_jax/problems", timeout_in_ms=_DAY_IN_MS)
+    return _told(client, folder)
+
+
+def _told(client: Any, folder: str) -> dict[int, str]:
+    """What processes have put into a folder of the service, by their numbers."""
     return {int(key.rpartition("/")[2]): text for key, text in client.key_value_dir_get(folder)}
 
 
@@ -386,9 +391,7 @@ def _roll_call(mine: int, count: int, reason: str) -> dict[int, str] | None:
     try:
         client.key_value_set(f"{folder}{mine}", reason)
         while True:
-            told = {
-                int(key.rpartition("/")[2]): text for key, text in client.key_value_dir_get(folder)
-            }
+            told = _told(client, folder)
             if len(told) == count or time.monotonic() > end:
                 break
             time.sleep(0.05)

@@ -90,14 +90,19 @@ def wait(process: subprocess.Popen, seconds: float = 120) -> Result:
     return Result(process.returncode, out, err)
 
 
+def free_port() -> int:
+    """A port of this machine at which nothing listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
 def reports_of(script: str, processes: int, *arguments) -> list[dict]:
     """What the processes of a script print last, as JSON; each is called with a port and its rank.
 
     Those that are left when one fails are killed.
     """
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     running = [start(script, port, rank, *arguments) for rank in range(processes)]
     try:
         results = [wait(process) for process in running]

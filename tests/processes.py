@@ -1,12 +1,11 @@
 """Several processes of one run, each with CPU devices of its own, for the tests and by hand."""
 
 import signal
-import socket
 import subprocess
 import time
 from pathlib import Path
 
-from commands import Result, start, wait
+from commands import Result, free_port, start, wait
 from saved import saved_steps
 
 from experiments.logs import read_log
@@ -52,13 +51,6 @@ def launch(
         *("--devices-per-process", devices, "--", *arguments),
         **fast(cache),
     )
-
-
-def free_port() -> int:
-    """A port of this machine at which nothing listens."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def start_each(

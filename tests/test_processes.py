@@ -12,12 +12,11 @@ import time
 
 import numpy as np
 import pytest
-from commands import assert_one_line, call, compose, printed_metrics, start, wait
+from commands import assert_one_line, call, compose, free_port, printed_metrics, start, wait
 from processes import (
     AIRFOILS,
     DARCY,
     PROCESSES,
-    free_port,
     killed,
     last_lines,
     launch,
