@@ -143,11 +143,10 @@ def test_two_processes_evaluate_what_four_trained(whole, cache):
     )
     result = wait(process, 200)
     assert result.code == 0, last_lines(result)
-    lines = [line for line in result.out.splitlines() if "Gloo" not in line]
+    # Not all that is printed: Gloo's threads tell of their connections, and mix their lines.
+    lines = [line for line in result.out.splitlines() if "test_" in line]
     assert all(line.startswith("[0] ") for line in lines), lines
-    printed = printed_metrics(
-        "\n".join(line.removeprefix("[0] ") for line in lines if "test_" in line)
-    )
+    printed = printed_metrics("\n".join(line.removeprefix("[0] ") for line in lines))
     summary = json.loads((whole / "summary.json").read_text())
     assert float(printed["test_relative_l2"]) == pytest.approx(
         summary["test_relative_l2"], rel=1e-4
