@@ -12,7 +12,8 @@ from flare_jax.linear import LayerTypes
 from flare_jax.mlp import MLP
 from flare_jax.norm import LayerNorm
 from geotransolver_jax.concrete_dropout import ConcreteDropout
-from geotransolver_jax.gale import GALE, GALEFA
+from geotransolver_jax.gale import GALE
+from geotransolver_jax.gale_fa import GALEFA
 from parallel import mesh as mesh_lib
 from parallel.mesh import DATA, POINTS
 

@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, Key
 
 from parallel.parameters import parameter
 from parallel.precision import accumulation_dtype
-from parallel.random import points_uniform
+from parallel.random import points_dropout, points_uniform
 
 _TEMPERATURE = 0.1
 _EPSILON = 1e-7
@@ -52,6 +52,16 @@ class ConcreteDropout(nnx.Module):
         )
         kept = x.astype(dtype) * (1 - dropped) / (1 - jax.nn.sigmoid(logit) + _EPSILON)
         return kept.astype(x.dtype)
+
+
+def output_dropout(
+    concrete: ConcreteDropout | None,
+    rate: float,
+    y: Float[Array, "B N C"],
+    key: Key[Array, ""] | None,
+) -> Float[Array, "B N C"]:
+    """Dropout of a layer's output: of a learned rate where it has one, else of `rate`."""
+    return points_dropout(y, rate, key) if concrete is None else concrete(y, key)
 
 
 def _bounded(logit: Array) -> Array:

@@ -25,7 +25,8 @@ from flare_jax.mlp import MLP
 from flare_jax.norm import LayerNorm
 from geotransolver_jax.block import GALEBlock
 from geotransolver_jax.context import ContextBuilder
-from geotransolver_jax.gale import GALE, GALEFA
+from geotransolver_jax.gale import GALE
+from geotransolver_jax.gale_fa import GALEFA
 from geotransolver_jax.inputs import (
     Inputs,
     Layouts,
@@ -125,7 +126,8 @@ class GeoTransolver(nnx.Module):
                 geometry then share; `None` for clouds.
             attention_type: `GALE` or `GALE_FA`.
             concrete_dropout: learn the dropout rates, see `concrete_dropout.ConcreteDropout`.
-            state_mixing_mode: `weighted` or `concat_project`, see `gale.ContextAttention`.
+            state_mixing_mode: `weighted` or `concat_project`, see
+                `context_attention.ContextAttention`.
             rngs: random streams; `params` makes the weights, `dropout` is drawn from in training.
             remat: what is computed again for the gradient instead of being kept: `none`,
                 `attention` or `block`, see `BlockStack`.

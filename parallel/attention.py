@@ -7,8 +7,7 @@
 | split | split | ring (Liu et al., arXiv 2310.01889) | keys and values travel around the axis |
 | replicated | replicated | local | none |
 
-Scores exist for a tile of queries and keys at a time, and are computed again for the gradient
-(FlashAttention: Dao et al., arXiv 2205.14135).
+Each shard works on tiles, see `attention_tiles`.
 """
 
 from dataclasses import dataclass
@@ -22,28 +21,23 @@ from jaxtyping import Array, Bool, Float, PyTree
 
 from parallel import chunks, softmax
 from parallel import mesh as mesh_lib
-from parallel.annotations import AnyArray, Position, Size
-from parallel.contraction import product
+from parallel.annotations import AnyArray, Position
+from parallel.attention_tiles import Gradients, Scoring, fold, fold_gradient
 from parallel.mesh import POINTS
 from parallel.precision import accumulation_dtype
 
-# Of query, key and value.
-_Gradients = tuple[Array, Array, Array]
 # A shard's keys, values and mask.
 _Block = tuple[Array, Array, Array | None]
 _Passed = TypeVar("_Passed")
-# Queries that a tile has at least before its keys are cut shorter.
-_TILE_QUERIES = 256
 
 
 @dataclass(frozen=True)
 class _Layout:
     """What of an attention call is static."""
 
-    scale: float
+    scoring: Scoring
     queries_sharded: bool
     keys_sharded: bool
-    causal: bool
 
     @property
     def query_spec(self) -> P:
@@ -96,10 +90,9 @@ def attention(
     """
     _check(query, key, value, key_mask, causal, dropout_rate)
     layout = _Layout(
-        scale=query.shape[-1] ** -0.5 if scale is None else float(scale),
+        Scoring(query.shape[-1] ** -0.5 if scale is None else float(scale), causal),
         queries_sharded=queries_sharded,
         keys_sharded=keys_sharded,
-        causal=causal,
     )
     return _attend_jitted(layout, query, key, value, key_mask)
 
@@ -210,14 +203,14 @@ def _forward(
             block = _pass_on(block, axis)
             owner = (jax.lax.axis_index(axis) - step) % shards
             first_key = owner * key.shape[1]
-            return _fold(layout, sums, query, *block, first_query, first_key), block
+            return fold(layout.scoring, sums, query, *block, first_query, first_key), block
 
         first_key = _first_position(True, key.shape[1], axis)
-        sums = _fold(layout, sums, query, *block, first_query, first_key)
+        sums = fold(layout.scoring, sums, query, *block, first_query, first_key)
         sums, _ = jax.lax.fori_loop(1, shards, turn, (sums, block))
     else:
         first_key = _first_position(layout.keys_sharded, key.shape[1], axis)
-        sums = _fold(layout, sums, query, key, value, key_mask, first_query, first_key)
+        sums = fold(layout.scoring, sums, query, key, value, key_mask, first_query, first_key)
         if layout.keys_sharded:
             sums = softmax.merge(sums, axis)
 
@@ -236,7 +229,7 @@ def _backward(
     d_output: Array,
     *,
     axis: str | None,
-) -> _Gradients:
+) -> Gradients:
     """One shard's part of the gradients of query, key and value."""
     dtype = lse.dtype
     delta = jnp.einsum("bqhd,bqhd->bhq", d_output.astype(dtype), output.astype(dtype))
@@ -256,21 +249,21 @@ def _backward(
             block, d_block = _pass_on((block, d_block), axis)
             owner = (jax.lax.axis_index(axis) - step) % shards
             first_key = owner * key.shape[1]
-            d_query, d_key, d_value = _fold_gradient(
-                layout, (d_query, *d_block), fixed, *block, first_query, first_key
+            d_query, d_key, d_value = fold_gradient(
+                layout.scoring, (d_query, *d_block), fixed, *block, first_query, first_key
             )
             return d_query, block, (d_key, d_value)
 
         first_key = _first_position(True, key.shape[1], axis)
-        d_query, d_key, d_value = _fold_gradient(
-            layout, (d_query, *d_block), fixed, *block, first_query, first_key
+        d_query, d_key, d_value = fold_gradient(
+            layout.scoring, (d_query, *d_block), fixed, *block, first_query, first_key
         )
         d_query, _, d_block = jax.lax.fori_loop(1, shards, turn, (d_query, block, (d_key, d_value)))
         d_key, d_value = _pass_on(d_block, axis)
     else:
         first_key = _first_position(layout.keys_sharded, key.shape[1], axis)
-        d_query, d_key, d_value = _fold_gradient(
-            layout, (d_query, *d_block), fixed, key, value, key_mask, first_query, first_key
+        d_query, d_key, d_value = fold_gradient(
+            layout.scoring, (d_query, *d_block), fixed, key, value, key_mask, first_query, first_key
         )
         if axis is not None and layout.keys_sharded and not layout.queries_sharded:
             d_query = jax.lax.psum(d_query, axis)
@@ -290,129 +283,3 @@ def _pass_on(block: _Passed, axis: str) -> _Passed:
     shards = jax.lax.axis_size(axis)
     ring = [(i, (i + 1) % shards) for i in range(shards)]
     return jax.tree.map(lambda array: jax.lax.ppermute(array, axis, ring), block)
-
-
-def _tile_lengths(query: Array, key: Array) -> tuple[int, int]:
-    batch, queries, heads, _ = query.shape
-    key_length = chunks.chunk_length(key.shape[1], batch, heads, min(queries, _TILE_QUERIES))
-    return chunks.chunk_length(queries, batch, heads, key_length), key_length
-
-
-def _scores(
-    layout: _Layout,
-    query: Array,
-    key: Array,
-    key_mask: Array | None,
-    first_query: Position,
-    first_key: Position,
-) -> Array:
-    """Masked scores (B, H, Q, K) of a tile."""
-    scores = layout.scale * product("bqhd,bkhd->bhqk", query, key)
-    mask = None if key_mask is None else key_mask[:, None, None, :]
-    if layout.causal:
-        first_query, first_key = chunks.tie((first_query, first_key), query)
-        query_position = first_query + jnp.arange(query.shape[1])
-        key_position = first_key + jnp.arange(key.shape[1])
-        seen = (query_position[:, None] >= key_position)[None, None]
-        mask = seen if mask is None else mask & seen
-    return softmax.mask_scores(scores, mask)
-
-
-def _fold(
-    layout: _Layout,
-    sums: softmax.SoftmaxSums,
-    query: Array,
-    key: Array,
-    value: Array,
-    key_mask: Array | None,
-    first_query: Position,
-    first_key: Position,
-) -> softmax.SoftmaxSums:
-    """The softmax sums of all queries after one more block of keys, tile by tile."""
-    query_length, key_length = _tile_lengths(query, key)
-
-    def over_queries(
-        q_start: Position, q_size: Size, sums: softmax.SoftmaxSums
-    ) -> softmax.SoftmaxSums:
-        query_chunk = chunks.take(query, q_start, q_size, 1)
-
-        def over_keys(
-            k_start: Position, k_size: Size, chunk_sums: softmax.SoftmaxSums
-        ) -> softmax.SoftmaxSums:
-            scores = _scores(
-                layout,
-                query_chunk,
-                chunks.take(key, k_start, k_size, 1),
-                chunks.take(key_mask, k_start, k_size, 1),
-                first_query + q_start,
-                first_key + k_start,
-            )
-            values = jnp.moveaxis(chunks.take(value, k_start, k_size, 1), 1, 3)
-            return softmax.accumulate(chunk_sums, scores, values)
-
-        chunk_sums = softmax.SoftmaxSums(*(chunks.take(x, q_start, q_size, 2) for x in sums))
-        chunk_sums = chunks.for_chunks(key.shape[1], key_length, over_keys, chunk_sums)
-        return softmax.SoftmaxSums(
-            *(chunks.put(x, c, q_start, 2) for x, c in zip(sums, chunk_sums, strict=True))
-        )
-
-    return chunks.for_chunks(query.shape[1], query_length, over_queries, sums)
-
-
-def _fold_gradient(
-    layout: _Layout,
-    gradients: _Gradients,
-    fixed: tuple[Array, ...],
-    key: Array,
-    value: Array,
-    key_mask: Array | None,
-    first_query: Position,
-    first_key: Position,
-) -> _Gradients:
-    """The gradients (d_query, d_key, d_value) after one more block of keys, tile by tile."""
-    query, d_output, lse, delta = fixed
-    query_length, key_length = _tile_lengths(query, key)
-
-    def over_keys(k_start: Position, k_size: Size, gradients: _Gradients) -> _Gradients:
-        d_query, d_key, d_value = gradients
-        key_chunk = chunks.take(key, k_start, k_size, 1)
-        value_chunk = chunks.take(value, k_start, k_size, 1)
-        mask_chunk = chunks.take(key_mask, k_start, k_size, 1)
-
-        def over_queries(q_start: Position, q_size: Size, carry: PyTree) -> PyTree:
-            d_query, d_key_chunk, d_value_chunk = carry
-            query_chunk = chunks.take(query, q_start, q_size, 1)
-            d_output_chunk = chunks.take(d_output, q_start, q_size, 1)
-            scores = _scores(
-                layout,
-                query_chunk,
-                key_chunk,
-                mask_chunk,
-                first_query + q_start,
-                first_key + k_start,
-            )
-            weights = softmax.weights(scores, chunks.take(lse, q_start, q_size, 2))
-            d_value_chunk += product("bhqk,bqhd->bkhd", weights.astype(value.dtype), d_output_chunk)
-            d_weights = product("bqhd,bkhd->bhqk", d_output_chunk, value_chunk)
-            d_scores = weights * (d_weights - chunks.take(delta, q_start, q_size, 2)[..., None])
-            d_scores = (layout.scale * d_scores).astype(query.dtype)
-            d_key_chunk += product("bhqk,bqhd->bkhd", d_scores, query_chunk)
-            d_query_chunk = product("bhqk,bkhd->bqhd", d_scores, key_chunk)
-            d_query_chunk += chunks.take(d_query, q_start, q_size, 1)
-            return chunks.put(d_query, d_query_chunk, q_start, 1), d_key_chunk, d_value_chunk
-
-        carry = (
-            d_query,
-            chunks.take(d_key, k_start, k_size, 1),
-            chunks.take(d_value, k_start, k_size, 1),
-        )
-        d_query, d_key_chunk, d_value_chunk = chunks.for_chunks(
-            query.shape[1], query_length, over_queries, carry
-        )
-        return (
-            d_query,
-            chunks.put(d_key, d_key_chunk, k_start, 1),
-            chunks.put(d_value, d_value_chunk, k_start, 1),
-        )
-
-    return chunks.for_chunks(key.shape[1], key_length, over_keys, gradients)

@@ -60,5 +60,5 @@ def _check_methods(kind: type) -> None:
 
 def _modules(package: str) -> list[types.ModuleType]:
     found = importlib.import_module(package)
-    inside = pkgutil.iter_modules(found.__path__, f"{package}.")
+    inside = pkgutil.walk_packages(found.__path__, f"{package}.")
     return [found, *(importlib.import_module(module.name) for module in inside)]

@@ -15,6 +15,7 @@ import importlib
 import importlib.util
 import os
 import re
+import runpy
 import shlex
 import shutil
 import subprocess
@@ -309,6 +310,14 @@ def test_every_law_names_tests_that_there_are():
         for file, test in names:
             path = ROOT / "tests" / f"{file}.py"
             assert re.search(rf"^def {test}\(", path.read_text(), re.MULTILINE), f"{file}::{test}"
+
+
+def test_every_planted_fault_has_its_place_and_its_tests():
+    faults = runpy.run_path(str(ROOT / "tests" / "faults" / "break_the_laws.py"))["FAULTS"]
+    assert {fault.law for fault in faults.values()} == set(range(1, 8))
+    for name, fault in faults.items():
+        assert (ROOT / fault.file).read_text().count(fault.there) == 1, name
+        assert (ROOT / "tests" / fault.tests.split()[0]).is_file(), name
 
 
 @pytest.mark.parametrize("name", PAGES)

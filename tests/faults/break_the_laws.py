@@ -50,9 +50,9 @@ FAULTS = {
     ),
     "noise-by-the-place-in-a-shard": Fault(
         1,
-        "parallel/streaming.py",
-        "_PLACES = Places._make((P(DATA), P(POINTS)))",
-        "_PLACES = Places._make((P(DATA), P()))",
+        "parallel/streaming/shards.py",
+        "PLACES = Places._make((P(DATA), P(POINTS)))",
+        "PLACES = Places._make((P(DATA), P()))",
         "test_geotransolver.py -k noise",
     ),
     "numbers-drawn-with-the-padding": Fault(
@@ -126,7 +126,7 @@ FAULTS = {
     ),
     "padding-of-keys-seen": Fault(
         4,
-        "parallel/attention.py",
+        "parallel/attention_tiles.py",
         "    mask = None if key_mask is None else key_mask[:, None, None, :]",
         "    mask = None",
         "test_attention.py",
