@@ -1,8 +1,7 @@
 """The GeoTransolver model."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from numbers import Integral, Real
 from typing import Any, NamedTuple
 
 import jax
@@ -36,6 +35,7 @@ from geotransolver_jax.inputs import (
     widths,
 )
 from geotransolver_jax.neighborhoods import Neighborhoods
+from geotransolver_jax.scales import check_scales
 from parallel import mesh as mesh_lib
 from parallel.annotations import AnyArray, Integer
 from parallel.mesh import DATA, POINTS
@@ -45,7 +45,6 @@ from parallel.points import grid_shape
 from parallel.precision import accumulation_dtype
 
 ATTENTION_TYPES = ("GALE", "GALE_FA")
-_COORDINATES = 3
 
 
 class GeoTransolver(nnx.Module):
@@ -165,7 +164,7 @@ class GeoTransolver(nnx.Module):
             if width is not None:
                 check_positive(**{name: width})
         check_dropout(dropout)
-        scales = _check_local_features(
+        scales = check_scales(
             include_local_features,
             geometry_dim,
             structured_shape,
@@ -477,50 +476,3 @@ def _two_rows_a_shard(
     x, mask = beside_padding(x), beside_padding(mask)
     mask, number = (mesh_lib.constrain(array, DATA, POINTS) for array in (mask, number))
     return mesh_lib.constrain(x, DATA, POINTS, None), mask, number
-
-
-def _check_local_features(
-    include: bool,
-    geometry_dim: int | None,
-    structured_shape: tuple[int, ...] | None,
-    radii: Sequence[float] | None,
-    counts: Sequence[Integer] | None,
-    features: int,
-) -> list[tuple[float, int]]:
-    """Radius and count of each scale; none without local features."""
-    if not include:
-        return []
-    radii = _numbers("radii", [0.05, 0.25] if radii is None else radii)
-    counts = _numbers("neighbors_in_radius", [8, 32] if counts is None else counts)
-    if structured_shape is not None:
-        raise ValueError(
-            "include_local_features: expected False with a structured_shape, whose points have "
-            "their neighbours in the grid; got True"
-        )
-    if geometry_dim != _COORDINATES:
-        raise ValueError(
-            f"geometry_dim: expected {_COORDINATES}, the coordinates, since "
-            f"include_local_features=True; got {geometry_dim}"
-        )
-    if not radii or len(radii) != len(counts):
-        raise ValueError(
-            f"neighbors_in_radius: expected one count for each of the {len(radii)} radii, of which "
-            f"there must be one; got {len(counts)}"
-        )
-    if not all(radius > 0 for radius in radii):
-        raise ValueError(f"radii: expected positive numbers; got {radii}")
-    if not all(isinstance(count, Integral) and int(count) >= 1 for count in counts):
-        raise ValueError(f"neighbors_in_radius: expected positive integers; got {counts}")
-    check_positive(n_hidden_local=features)
-    if features < 2:
-        raise ValueError(f"n_hidden_local: expected at least 2; got {features}")
-    return list(zip(radii, counts, strict=True))
-
-
-def _numbers(name: str, values: object) -> list:
-    numbers = list(values) if isinstance(values, Iterable) else [None]
-    if isinstance(values, str) or not all(
-        isinstance(x, Real) and not isinstance(x, bool) for x in numbers
-    ):
-        raise ValueError(f"{name}: expected a list of numbers; got {values!r}")
-    return numbers
