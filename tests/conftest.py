@@ -2,13 +2,15 @@
 
 import os
 
-# Programs of tests run once or twice, for less time than they take to compile, which is a quarter
-# without LLVM's optimization and with XLA's plain emitters of loops. Flags of the environment come
-# later and win, so that all can be tested as users compile it, in twice the time or more:
-# XLA_FLAGS="--xla_backend_optimization_level=3 --xla_cpu_use_fusion_emitters=true" make test
+# Programs of tests run once or twice, for less time than they take to compile, which is a fifth
+# without LLVM's optimization, with XLA's plain emitters of loops and in one piece. Flags of the
+# environment come later and win, so that all can be tested as users compile it, in twice the time
+# or more: XLA_FLAGS="--xla_backend_optimization_level=3 --xla_cpu_use_fusion_emitters=true" make
+# test
 os.environ["XLA_FLAGS"] = " ".join(
     [
         "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false",
+        "--xla_cpu_parallel_codegen_split_count=1",
         os.environ.get("XLA_FLAGS", ""),
         "--xla_force_host_platform_device_count=8",
     ]
@@ -231,6 +233,17 @@ def pytest_configure(config):
 def pytest_collection_modifyitems(items):
     place = {name: number for number, name in enumerate(LONGEST)}
     items.sort(key=lambda item: place.get(item.path.stem, len(place)))
+
+
+def pytest_collection_finish():
+    """The garbage collector leaves what is there by now alone, and looks at the rest less often.
+
+    Traces make objects by the thousand that all are used: looking at them took an eighth of the
+    time.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 50, 50)
 
 
 # A process may have 65,530 of them on Linux by default; each compiled program takes a few, a long
