@@ -5,23 +5,18 @@ points, and prints the collectives and temporary bytes. Where the compiler does 
 left to it; where it does not, `parallel/` has an island, printed beside it.
 """
 
-import os
-from typing import Any
-
-from jaxtyping import Array, PyTree
-
-os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
-
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, PyTree
 
 import parallel
 from benchmarks.collectives import collectives
 from benchmarks.memory import memory_of
 from benchmarks.program import text_of
+from benchmarks.virtual_devices import use_virtual_devices
 from experiments.training import relative_l2
 from flare_jax.heads import HeadLinear, HeadScores, LatentWeights
 from flare_jax.linear import linear
@@ -86,6 +81,7 @@ def _dense_slice_sums(weights: Array, values: Array) -> tuple[Array, Array]:
 
 def main() -> None:
     """The command."""
+    use_virtual_devices(8)
     print(
         f"8 devices, {_POINTS:,} points of width {_WIDTH}, {_HEADS} heads, {_LATENTS} latents, "
         "float32; forward and all gradients\n"

@@ -5,23 +5,19 @@ that share out the points: with the same points on each device, and with the sam
 """
 
 import argparse
-import os
 from pathlib import Path
 from typing import Any
-
-from jaxtyping import Array
-
-os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jaxtyping import Array
 
 import parallel
 from benchmarks.cases import DTYPES, MODELS, Case
 from benchmarks.memory import memory_of
 from benchmarks.program import Program, text_of
+from benchmarks.virtual_devices import use_virtual_devices
 from experiments.cli import one_line_errors
 from experiments.files import write_json
 from parallel import mesh as mesh_lib
@@ -105,6 +101,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--json", type=Path, help="write the figures to this file, too")
     options = parser.parse_args()
+    use_virtual_devices(8)
     tables: dict[str, list[dict]] = {
         "the same points on each device": [],
         "the same points in all": [],

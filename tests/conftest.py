@@ -39,6 +39,8 @@ from parallel.parameters import place_parameters
 
 check_calls()
 
+_FLAGS = os.environ["XLA_FLAGS"]
+
 GOLDEN = Path(__file__).parent / "golden"
 
 MESHES = {
@@ -241,6 +243,8 @@ def pytest_collection_finish():
     Traces make objects by the thousand that all are used: looking at them took an eighth of the
     time.
     """
+    # Read by JAX at the first computation: a module that changed them would do so for all tests.
+    assert os.environ["XLA_FLAGS"] == _FLAGS
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 50, 50)
