@@ -21,7 +21,8 @@ from experiments.cli import one_line_errors
 from experiments.data import Dataset
 from experiments.files import write_json
 from experiments.meshes.dataset import StoreSplit
-from experiments.meshes.store import StoredSample, write_sample
+from experiments.meshes.sample_arrays import StoredSample
+from experiments.meshes.store import write_sample
 from experiments.run import build_model
 from experiments.schema import MODELS, StoreConfig, StreamConfig
 from experiments.whole_cloud import WholeCloud

@@ -13,8 +13,8 @@ from jaxtyping import Array
 
 from experiments.batch import Batch, Sample, Stream, Windows
 from experiments.cli import one_line
+from experiments.coordination import problems_of_all
 from experiments.data import Split
-from experiments.distributed import problems_of_all
 from geotransolver_jax import Neighborhoods
 from parallel.neighbors import Neighbors
 from parallel.points import grid_shape, local_windows, padded_size, place, place_windows

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import preservation_policy
 
-from experiments.distributed import problems_of_all, wait_for_all
+from experiments.coordination import problems_of_all, wait_for_all
 from experiments.fingerprints import fingerprints
 from experiments.patient_loops import patient_loops
 

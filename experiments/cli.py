@@ -1,10 +1,12 @@
 """How the commands meet their user: errors in one line, signals as a request to stop, job names."""
 
+import argparse
 import os
 import re
 import signal
 import sys
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -30,6 +32,12 @@ def one_line_errors(command: Callable[[], int | None]) -> None:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
     sys.exit(code or 0)
+
+
+def add_run(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments that name a trained run: its folder, and which of its checkpoints."""
+    parser.add_argument("run", type=Path, help="the run's folder, as in runs/darcy_flare")
+    parser.add_argument("--checkpoint", choices=("last", "best"), default="last")
 
 
 def one_line(error: BaseException) -> str:

@@ -21,13 +21,9 @@ from tqdm import tqdm
 
 from experiments.cli import one_line_errors
 from experiments.files import locked, write_json
+from experiments.meshes.sample_arrays import StoredSample
 from experiments.meshes.samples import Contents, Source, find_samples, read_sample
-from experiments.meshes.store import (
-    StoredSample,
-    create_store,
-    remove_partial,
-    write_sample,
-)
+from experiments.meshes.store import create_store, remove_partial, write_sample
 from experiments.workers import in_processes
 
 _KINDS = ("surface", "volume")

@@ -13,10 +13,10 @@ from experiments.airfoil import AirfoilArrays, surface_lift
 from experiments.airfoil_cache import load_airfoil
 from experiments.batch import Cloud, Sample, Scale, Statistics, StreamStatistics, Windows
 from experiments.benchmark_files import RepeatedRows, load_benchmark
+from experiments.coordination import first_then_others
 from experiments.darcy_cache import load_darcy
 from experiments.darcy_files import load_darcy_mat
 from experiments.description import Description, StreamDescription
-from experiments.distributed import first_then_others
 from experiments.moments import Moments
 from experiments.schema import (
     AirfoilConfig,

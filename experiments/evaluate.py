@@ -12,11 +12,11 @@ import jax
 from flax import nnx
 
 from experiments import config as configs
-from experiments.cli import one_line_errors
+from experiments.cli import add_run, one_line_errors
 from experiments.data import Dataset, load_dataset
 from experiments.distributed import together
 from experiments.evaluation import SplitResult, evaluate_split, field_table, metrics_of
-from experiments.report_pages import metrics_table, write_metrics
+from experiments.metrics_tables import metrics_table, write_metrics
 from experiments.run import cache_neighbors, count_parameters, describe_mesh, make_device_mesh
 from experiments.schema import ExperimentConfig
 from experiments.trained import restore
@@ -131,9 +131,8 @@ def parse_run(command: str, description: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog=f"python -m experiments.{command}", description=description
     )
-    parser.add_argument("run", type=Path, help="the run's folder, as in runs/darcy_flare")
+    add_run(parser)
     parser.add_argument("overrides", nargs="*", help="changes, as in mesh.points=4")
-    parser.add_argument("--checkpoint", choices=("last", "best"), default="last")
     return parser.parse_intermixed_args()
 
 

@@ -20,9 +20,9 @@ from jaxtyping import Array, Float, PyTree
 
 from experiments import config as configs
 from experiments.batch import Batch, Statistics, Stream
-from experiments.cli import one_line_errors
+from experiments.cli import add_run, one_line_errors
+from experiments.clusters import require_alone
 from experiments.description import Description
-from experiments.distributed import require_alone
 from experiments.files import write_atomically, write_json
 from experiments.models import Model
 from experiments.prediction import COORDINATES, predict
@@ -217,9 +217,8 @@ def main() -> None:
         prog="python -m experiments.export",
         description="Writes a trained run as a program that needs JAX alone.",
     )
-    parser.add_argument("run", type=Path, help="the run's folder, as in runs/darcy_flare")
+    add_run(parser)
     parser.add_argument("out", type=Path, help="the program's file, as in darcy.jaxexport")
-    parser.add_argument("--checkpoint", choices=("last", "best"), default="last")
     parser.add_argument(
         "--platforms", nargs="+", choices=PLATFORMS, help="by default this machine's"
     )

@@ -13,9 +13,9 @@ import numpy as np
 
 from experiments import config as configs
 from experiments.batch import Statistics
-from experiments.cli import one_line_errors
+from experiments.cli import add_run, one_line_errors
+from experiments.clusters import require_alone
 from experiments.description import Description
-from experiments.distributed import require_alone
 from experiments.export import restore_run
 from experiments.files import write_json
 from experiments.physicsnemo import state_dict
@@ -83,9 +83,8 @@ def main() -> None:
         prog="python -m experiments.export_physicsnemo",
         description="Writes the weights of a run as a checkpoint of PhysicsNeMo.",
     )
-    parser.add_argument("run", type=Path, help="the run's folder, as in runs/darcy_flare")
+    add_run(parser)
     parser.add_argument("out", type=Path, help="the file, as in darcy.mdlus")
-    parser.add_argument("--checkpoint", choices=("last", "best"), default="last")
     arguments = parser.parse_args()
     size = export_run(arguments.run, arguments.out, arguments.checkpoint)
     print(f"{arguments.out}: {size:,} bytes; its statistics are in {arguments.out}.json")

@@ -45,7 +45,13 @@ def locked(path: Path, refusal: str | None = None) -> Iterator[None]:
         yield
 
 
+def write_text(path: Path, text: str) -> None:
+    """Writes a text file in UTF-8, its line ends as they are."""
+    write_atomically(
+        path, lambda temporary: temporary.write_text(text, encoding="utf-8", newline="")
+    )
+
+
 def write_json(path: Path, content: Any) -> None:
     """Writes a JSON file."""
-    text = json.dumps(content, indent=2) + "\n"
-    write_atomically(path, lambda temporary: temporary.write_text(text))
+    write_text(path, json.dumps(content, indent=2) + "\n")

@@ -11,7 +11,7 @@ from tensorboardX.record_writer import RecordWriter
 from tensorboardX.summary import scalar
 from tqdm import tqdm
 
-from experiments.files import write_atomically
+from experiments.files import write_text
 
 LOG_FILE = "log.jsonl"
 # Seconds between two times that the events of TensorBoard reach the disk.
@@ -50,7 +50,7 @@ class RunLog:
         if self._active:
             rows = [row for row in read_log(folder) if row["step"] <= first_step]
             text = "".join(json.dumps(row) + "\n" for row in rows)
-            write_atomically(folder / LOG_FILE, lambda path: path.write_text(text))
+            write_text(folder / LOG_FILE, text)
             self._file = (folder / LOG_FILE).open("a")
             self._events = _Events(folder / "tensorboard", first_step + 1)
 

@@ -17,9 +17,10 @@ from typing import Any
 import jax
 
 from experiments import config as configs
-from experiments.cli import one_line_errors
+from experiments.cli import add_run, one_line_errors
+from experiments.coordination import all_or_none, by_first
 from experiments.description import Description
-from experiments.distributed import all_or_none, by_first, together
+from experiments.distributed import together
 from experiments.files import write_json
 from experiments.meshes.outputs import write_prediction
 from experiments.meshes.predicted import Input, Prediction, errors_of, read_input
@@ -213,12 +214,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m experiments.predict", description="Predicted fields on meshes."
     )
-    parser.add_argument("run", type=Path, help="the run's folder")
+    add_run(parser)
     parser.add_argument(
         "files", nargs="+", help="meshes, files of arrays, folders of a sample; or mesh.points=4"
     )
     parser.add_argument("--out", type=Path, required=True, help="folder that is written to")
-    parser.add_argument("--checkpoint", choices=("last", "best"), default="last")
     parser.add_argument(
         "--points-at-once", type=int, help="points that go through a layer at a time"
     )

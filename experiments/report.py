@@ -16,7 +16,8 @@ from experiments.data import AirfoilSplit, Dataset, GridSplit
 from experiments.evaluate import Evaluated, evaluate_run, parse_run
 from experiments.figures import picture
 from experiments.logs import read_log
-from experiments.report_pages import ReportContent, metrics_table, write_report
+from experiments.metrics_tables import metrics_table
+from experiments.report_pages import ReportContent, write_report
 from experiments.sample_pictures import render_points
 
 REPORT_FILE = "report.html"

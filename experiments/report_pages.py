@@ -1,13 +1,10 @@
-"""What a run came to, as one web page that needs nothing else, and as tables to read by machine."""
+"""What a run came to, as one web page that needs nothing else."""
 
 import base64
-import csv
 import io
-import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from html import escape
-from numbers import Integral, Real
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +14,16 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from experiments.evaluation import LEAST_SPREAD, r_squared
-from experiments.files import write_atomically, write_json
-
-Pairs = Float[np.ndarray, "n 2"]
+from experiments.files import write_text
+from experiments.metrics_tables import (
+    Pairs,
+    check_quantities,
+    columns_of,
+    heading,
+    is_numeric,
+    plain,
+    shown,
+)
 
 # Up to so many samples each has its bar and name; of more, a histogram and the worst few.
 _NAMED_SAMPLES = 40
@@ -85,7 +89,7 @@ class ReportContent:
     pictures: list[tuple[str, bytes]]
 
     def __post_init__(self) -> None:
-        _check_quantities(self.quantities, self.sample_names)
+        check_quantities(self.quantities, self.sample_names)
 
 
 def write_report(path: Path, content: ReportContent) -> None:
@@ -108,132 +112,7 @@ def write_report(path: Path, content: ReportContent) -> None:
         f"<title>{title}</title>\n<style>{_STYLE}</style>\n</head>\n"
         f"<body>\n<h1>{title}</h1>\n{body}</body>\n</html>\n"
     )
-    _write_text(path, page)
-
-
-def write_metrics(
-    folder: Path,
-    metrics: list[dict[str, Any]],
-    quantities: dict[str, Pairs],
-    sample_names: list[str],
-    sample_errors: dict[str, float],
-) -> None:
-    """Writes `metrics.json`, `metrics.csv` and `samples.csv`, each whole or not at all.
-
-    The first two are the table of metrics, the third has a row for each test sample: name, relative
-    L2 error, and each quantity as predicted and as it is. Numbers have all their digits; what is
-    `None` or not finite is `null` in JSON and empty in CSV.
-
-    Args:
-        folder: where the files go.
-        metrics: as in `ReportContent`, as is the rest.
-        quantities: likewise.
-        sample_names: likewise.
-        sample_errors: likewise.
-
-    Raises:
-        ValueError: a quantity has not one predicted and one true value for each sample.
-    """
-    _check_quantities(quantities, sample_names)
-    columns = _columns(metrics)
-    rows = [{key: _plain(row.get(key)) for key in columns} for row in metrics]
-    write_json(folder / "metrics.json", rows)
-    _write_csv(folder / "metrics.csv", columns, (row.values() for row in rows))
-
-    header = ["sample", "relative_l2"]
-    for name in quantities:
-        header += [f"{name}_predicted", f"{name}_true"]
-    # All quantities of a sample in one row; without any, rows of no columns.
-    values = np.concatenate([np.empty((len(sample_names), 0)), *quantities.values()], axis=1)
-    samples = [
-        [name, sample_errors.get(name), *row]
-        for name, row in zip(sample_names, values.tolist(), strict=True)
-    ]
-    known = set(sample_names)
-    samples += [
-        [name, error] + [None] * values.shape[1]
-        for name, error in sample_errors.items()
-        if name not in known
-    ]
-    _write_csv(folder / "samples.csv", header, samples)
-
-
-def metrics_table(metrics: list[dict[str, Any]]) -> str:
-    """The table of metrics as aligned text, without a newline at its end.
-
-    Args:
-        metrics: as in `ReportContent`.
-    """
-    if not metrics:
-        return ""
-    columns = _columns(metrics)
-    lines = [[_heading(key) for key in columns]]
-    lines += [[_shown(row.get(key)) for key in columns] for row in metrics]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    text = [
-        "  ".join(
-            cell.rjust(width) if _is_numeric(metrics, key) else cell.ljust(width)
-            for cell, width, key in zip(line, widths, columns, strict=True)
-        ).rstrip()
-        for line in lines
-    ]
-    rule = "-" * len("  ".join("-" * width for width in widths))
-    text.insert(1, rule)
-    if len(metrics) > 1:
-        text.insert(-1, rule)
-    return "\n".join(text)
-
-
-def _check_quantities(quantities: dict[str, Pairs], names: list[str]) -> None:
-    for name, pairs in quantities.items():
-        if np.shape(pairs) != (len(names), 2):
-            raise ValueError(f"{name}: expected shape ({len(names)}, 2); got {np.shape(pairs)}")
-
-
-def _write_text(path: Path, text: str) -> None:
-    write_atomically(
-        path, lambda temporary: temporary.write_text(text, encoding="utf-8", newline="")
-    )
-
-
-def _write_csv(path: Path, header: list[str], rows: Iterable[Iterable[Any]]) -> None:
-    file = io.StringIO()
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(header)
-    writer.writerows([_plain(value) for value in row] for row in rows)
-    _write_text(path, file.getvalue())
-
-
-def _plain(value: Any) -> Any:
-    """A value as JSON and CSV may hold it: neither a number that is none nor a type of NumPy."""
-    if isinstance(value, Integral):
-        return int(value)
-    if isinstance(value, Real):
-        return float(value) if math.isfinite(value) else None
-    return value
-
-
-def _shown(value: Any) -> str:
-    """A value of a table: numbers to four significant digits, a dash where there is none."""
-    value = _plain(value)
-    if value is None:
-        return "—"
-    if isinstance(value, int):
-        return f"{value:,}"
-    return f"{value:#.4g}".rstrip(".") if isinstance(value, float) else str(value)
-
-
-def _heading(key: str) -> str:
-    special = {"r2": "R²", "relative_l1": "relative L1", "relative_l2": "relative L2"}
-    return special.get(key, key.replace("_", " "))
-
-
-def _columns(metrics: list[dict[str, Any]]) -> list[str]:
-    return list(dict.fromkeys(key for row in metrics for key in row))
-
-
-def _is_numeric(rows: list[dict[str, Any]], key: str) -> bool:
-    return not any(isinstance(row.get(key), str) for row in rows)
+    write_text(path, page)
 
 
 def _facts(facts: dict[str, str]) -> str:
@@ -247,10 +126,10 @@ def _facts(facts: dict[str, str]) -> str:
 def _table(rows: list[dict[str, Any]], *, total: bool) -> str:
     if not rows:
         return ""
-    columns = {key: ' class="number"' if _is_numeric(rows, key) else "" for key in _columns(rows)}
-    head = "".join(f"<th{kind}>{escape(_heading(key))}</th>" for key, kind in columns.items())
+    columns = {key: ' class="number"' if is_numeric(rows, key) else "" for key in columns_of(rows)}
+    head = "".join(f"<th{kind}>{escape(heading(key))}</th>" for key, kind in columns.items())
     lines = [
-        "".join(f"<td{kind}>{escape(_shown(row.get(key)))}</td>" for key, kind in columns.items())
+        "".join(f"<td{kind}>{escape(shown(row.get(key)))}</td>" for key, kind in columns.items())
         for row in rows
     ]
     kinds = [""] * len(rows)
@@ -310,12 +189,12 @@ def _loss_curve(log: list[dict]) -> str:
     caption = "Training loss and relative L2 error on the validation split, by step."
     if len(validation):
         step, error = validation[validation[:, 1].argmin()]
-        caption += f" The lowest validation error is {_shown(error)}, at step {int(step):,}."
+        caption += f" The lowest validation error is {shown(error)}, at step {int(step):,}."
     return _picture(caption, _png(figure))
 
 
 def _sample_errors(errors: dict[str, float]) -> str:
-    finite = {name: float(error) for name, error in errors.items() if _plain(error) is not None}
+    finite = {name: float(error) for name, error in errors.items() if plain(error) is not None}
     if not finite:
         return ""
     ranked = sorted(finite.items(), key=lambda pair: -pair[1])
@@ -336,12 +215,12 @@ def _sample_errors(errors: dict[str, float]) -> str:
         rows = [{"worst samples": name, "relative_l2": value} for name, value in ranked]
         worst = _table(rows[:_WORST_SAMPLES], total=False)
     median = float(np.median(values))
-    axes.axvline(median, color=_VALIDATION, linewidth=1.2, label=f"median {_shown(median)}")
+    axes.axvline(median, color=_VALIDATION, linewidth=1.2, label=f"median {shown(median)}")
     axes.set_xlabel("relative L2")
     axes.legend(frameon=False)
     caption = (
-        f"Relative L2 error of each of {len(values):,} test samples: median {_shown(median)}, "
-        f"largest {_shown(ranked[0][1])} ({ranked[0][0]})."
+        f"Relative L2 error of each of {len(values):,} test samples: median {shown(median)}, "
+        f"largest {shown(ranked[0][1])} ({ranked[0][0]})."
     )
     if len(finite) < len(errors):
         caption += f" That of {len(errors) - len(finite):,} more is not finite."
@@ -361,9 +240,9 @@ def _quantity(name: str, pairs: Pairs, sample_names: list[str]) -> str:
     axes.set_aspect("equal", adjustable="datalim")
     axes.set_xlabel(f"{name}, true", parse_math=False)
     axes.set_ylabel(f"{name}, predicted", parse_math=False)
-    facts = [f"mean error {_shown(errors.mean())}", f"largest error {_shown(errors.max())}"]
+    facts = [f"mean error {shown(errors.mean())}", f"largest error {shown(errors.max())}"]
     if true.std() > LEAST_SPREAD:
-        facts.insert(0, f"R² = {_shown(r_squared(pairs[finite]))}")
+        facts.insert(0, f"R² = {shown(r_squared(pairs[finite]))}")
     axes.text(0.03, 0.97, "\n".join(facts), transform=axes.transAxes, va="top", fontsize=10)
     worst = np.array(sample_names)[finite][errors.argmax()]
     caption = f"{name}: {', '.join(facts)} ({worst}), of {len(errors):,} test samples."

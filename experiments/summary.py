@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from flax import nnx
 
-from experiments.distributed import by_first
+from experiments.coordination import by_first
 from experiments.evaluation import metrics_of
 from experiments.figures import draw_predictions
 from experiments.files import write_json

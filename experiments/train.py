@@ -19,8 +19,9 @@ from omegaconf.errors import OmegaConfBaseException
 from experiments import config as configs
 from experiments.cli import StopSignals, one_line_errors
 from experiments.config_errors import explain, known_keys
+from experiments.coordination import first_then_others
 from experiments.data import Dataset, load_dataset
-from experiments.distributed import first_then_others, together
+from experiments.distributed import together
 from experiments.faults import only_run_in
 from experiments.logs import LOG_FILE
 from experiments.run import make_device_mesh

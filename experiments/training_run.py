@@ -12,12 +12,12 @@ import jax
 import numpy as np
 from flax import nnx
 
+from experiments.agreement import Agreement
 from experiments.batch import Statistics
 from experiments.batches import Loader
 from experiments.checkpoints import Checkpoints
 from experiments.cli import StopSignals
 from experiments.data import Dataset, statistics_like
-from experiments.distributed import Agreement
 from experiments.evaluation import SplitResult, evaluate_split
 from experiments.faults import bad_step
 from experiments.finetuning import Tuning

@@ -83,7 +83,7 @@ def test_a_folder_that_cannot_be_written_is_named(config, tmp_path):
 
 def test_small_clouds_are_read_once_and_large_ones_each_time(config, monkeypatch):
     from experiments.meshes import dataset
-    from experiments.meshes.store import StoredSample
+    from experiments.meshes.sample_arrays import StoredSample
 
     reads, read = [], StoredSample.read
 

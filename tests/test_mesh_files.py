@@ -5,7 +5,7 @@ import pytest
 
 pyvista = pytest.importorskip("pyvista")
 
-from experiments.meshes import files  # noqa: E402
+from experiments.meshes import files, sampling  # noqa: E402
 
 
 def sphere(**options):
@@ -44,7 +44,7 @@ def saved(tmp_path, mesh, name: str):
 def test_surface_is_sampled_where_its_fields_lie(on, ending, tmp_path):
     mesh = with_fields(sphere(), on)
     path = saved(tmp_path, mesh, f"ball{ending}")
-    sampled = files.sample_surface(path, files.read_mesh(path), None)
+    sampled = sampling.sample_surface(path, files.read_mesh(path), None)
     assert sampled.on_cells == (on == "cells")
     assert len(sampled.positions) == (mesh.n_cells if on == "cells" else mesh.n_points)
     assert sampled.names == ("p", "tau_x", "tau_y", "tau_z")
@@ -67,7 +67,7 @@ def test_surface_is_sampled_where_its_fields_lie(on, ending, tmp_path):
 def test_areas_of_any_polygons_add_up(make, on, tmp_path):
     mesh = make()
     path = saved(tmp_path, with_fields(mesh, on), "body.vtp")
-    sampled = files.sample_surface(path, files.read_mesh(path), ["p"])
+    sampled = sampling.sample_surface(path, files.read_mesh(path), ["p"])
     assert sampled.names == ("p",)
     np.testing.assert_allclose(sampled.sizes.sum(), mesh.area, rtol=1e-5)
     assert (sampled.sizes > 0).all()
@@ -77,7 +77,7 @@ def test_fields_of_points_are_averaged_where_others_lie_on_cells(tmp_path):
     mesh = with_fields(sphere(), "cells")
     mesh.point_data["height"] = mesh.points[:, 2]
     path = saved(tmp_path, mesh, "ball.vtp")
-    sampled = files.sample_surface(path, files.read_mesh(path), ["height", "p"])
+    sampled = sampling.sample_surface(path, files.read_mesh(path), ["height", "p"])
     assert sampled.on_cells
     corners = mesh.points[mesh.regular_faces][..., 2]
     np.testing.assert_allclose(sampled.fields[:, 0], corners.mean(1), atol=1e-6)
@@ -86,7 +86,7 @@ def test_fields_of_points_are_averaged_where_others_lie_on_cells(tmp_path):
 def test_blocks_of_a_multiblock_file_are_one_surface(tmp_path):
     parts = [with_fields(sphere(center=(x, 0, 0)), "cells") for x in (0.0, 3.0)]
     path = saved(tmp_path, pyvista.MultiBlock(parts), "two.vtm")
-    sampled = files.sample_surface(path, files.read_mesh(path), ["p"])
+    sampled = sampling.sample_surface(path, files.read_mesh(path), ["p"])
     assert len(sampled.positions) == 2 * parts[0].n_cells
     np.testing.assert_allclose(sampled.fields[:, 0], sampled.positions[:, 0], atol=1e-6)
 
@@ -112,7 +112,7 @@ def test_volume_is_sampled_where_its_fields_lie(name, convert, on, tmp_path):
     path = saved(tmp_path, convert(block(on)), name)
     mesh = files.read_mesh(path)
     assert files.is_volume(mesh)
-    sampled = files.sample_volume(path, mesh, ["p"])
+    sampled = sampling.sample_volume(path, mesh, ["p"])
     assert sampled.normals is None
     assert len(sampled.positions) == (3 * 4 * 5 if on == "cells" else 4 * 5 * 6)
     np.testing.assert_allclose(sampled.fields[:, 0], sampled.positions[:, 0], atol=1e-6)
@@ -129,7 +129,7 @@ def test_kinds_of_meshes_are_told_apart():
 def test_a_cloud_of_points_is_a_volume_without_cells(tmp_path):
     cloud = pyvista.PolyData(np.random.default_rng(0).random((50, 3)).astype(np.float32))
     path = saved(tmp_path, with_fields(cloud, "points"), "cloud.vtp")
-    sampled = files.sample_volume(path, files.read_mesh(path), None)
+    sampled = sampling.sample_volume(path, files.read_mesh(path), None)
     assert len(sampled.positions) == 50
     np.testing.assert_array_equal(sampled.fields[:, 1:], sampled.positions)
 
@@ -216,7 +216,7 @@ def test_missing_field_is_named_with_those_that_are_there(tmp_path):
     path = saved(tmp_path, with_fields(sphere(), "cells"), "ball.vtp")
     mesh = files.read_mesh(path)
     with pytest.raises(ValueError, match=r"ball.vtp: expected a field 'q'; has 'p', 'tau'"):
-        files.sample_surface(path, mesh, ["q"])
+        sampling.sample_surface(path, mesh, ["q"])
 
 
 def test_field_that_is_not_finite_is_named(tmp_path):
@@ -226,13 +226,13 @@ def test_field_that_is_not_finite_is_named(tmp_path):
     with pytest.raises(
         ValueError, match=r"ball.vtp: field 'p': expected finite values; got 2 that"
     ):
-        files.sample_surface(path, files.read_mesh(path), None)
+        sampling.sample_surface(path, files.read_mesh(path), None)
 
 
 def test_surface_and_geometry_without_faces_are_named(tmp_path):
     path = saved(tmp_path, pyvista.Line(), "line.vtp")
     with pytest.raises(ValueError, match=r"line.vtp: expected a surface with faces; got none"):
-        files.sample_surface(path, files.read_mesh(path), None)
+        sampling.sample_surface(path, files.read_mesh(path), None)
     with pytest.raises(ValueError, match=r"line.vtp: expected a surface with triangles; got none"):
         files.read_geometry(path)
 
@@ -240,7 +240,7 @@ def test_surface_and_geometry_without_faces_are_named(tmp_path):
 def test_fields_of_different_length_are_named(tmp_path):
     arrays = {"p": np.zeros(4), "q": np.zeros(5)}
     with pytest.raises(ValueError, match=r"x.npz: field 'q': expected 4 values, .*; got 5"):
-        files.as_columns(tmp_path / "x.npz", arrays)
+        sampling.as_columns(tmp_path / "x.npz", arrays)
 
 
 def plain(parts: int):
@@ -256,7 +256,7 @@ def test_a_name_on_points_and_on_cells_keeps_the_values_of_the_cells(tmp_path):
     mesh.point_data["c"] = np.linspace(5, 6, mesh.n_points)
     mesh.point_data["d"] = np.ones(mesh.n_points)
     mesh.save(tmp_path / "a.vtp")
-    sampled = files.sample_surface(tmp_path, files.read_mesh(tmp_path / "a.vtp"), None)
+    sampled = sampling.sample_surface(tmp_path, files.read_mesh(tmp_path / "a.vtp"), None)
     assert sampled.on_cells
     np.testing.assert_allclose(sampled.fields[:, 0], np.linspace(0, 1, 9), atol=1e-6)
 
@@ -271,7 +271,7 @@ def test_points_and_lines_beside_polygons_are_left_out(where, tmp_path):
     data["p"] = np.arange(mesh.n_cells if where == "cells" else mesh.n_points, dtype=float)
     mesh.save(tmp_path / "a.vtp")
     surface = files.surface_of(files.read_mesh(tmp_path / "a.vtp"))
-    sampled = files.sample_surface(tmp_path, surface, None)
+    sampled = sampling.sample_surface(tmp_path, surface, None)
     assert sampled.sizes.sum() == pytest.approx(6)
     expected = np.arange(2, 6) if where == "cells" else np.arange(9)
     np.testing.assert_array_equal(sampled.fields[:, 0], expected)
@@ -282,8 +282,8 @@ def test_integers_are_fields_where_they_are_named(tmp_path):
     mesh.cell_data["part"] = np.arange(4)
     mesh.save(tmp_path / "a.vtp")
     read = files.read_mesh(tmp_path / "a.vtp")
-    assert files.sample_surface(tmp_path, read, None).names == ()
-    named = files.sample_surface(tmp_path, read, ["part"])
+    assert sampling.sample_surface(tmp_path, read, None).names == ()
+    named = sampling.sample_surface(tmp_path, read, ["part"])
     np.testing.assert_array_equal(named.fields[:, 0], np.arange(4))
 
 
@@ -292,11 +292,11 @@ def test_coordinates_beyond_float32_and_names_twice_are_refused(tmp_path):
     mesh.points = np.asarray(mesh.points, np.float64) * 4e39
     mesh.cell_data["p"] = np.ones(4)
     with pytest.raises(ValueError, match="expected coordinates within float32; got 4 points"):
-        files.sample_surface(tmp_path, mesh, None)
+        sampling.sample_surface(tmp_path, mesh, None)
     mesh = plain(2)
     mesh.cell_data["p"], mesh.cell_data["p_x"] = np.ones((4, 3)), np.ones(4)
     with pytest.raises(ValueError, match="field 'p_x': expected one of this name; got several"):
-        files.sample_surface(tmp_path, mesh, None)
+        sampling.sample_surface(tmp_path, mesh, None)
 
 
 def test_a_damaged_file_is_said_once(tmp_path, capfd):

@@ -13,7 +13,7 @@ pyvista = pytest.importorskip("pyvista")
 pytest.importorskip("zarr")
 
 from experiments import convert, evaluate, predict, report, train  # noqa: E402
-from experiments.meshes.store import StoredSample  # noqa: E402
+from experiments.meshes.sample_arrays import StoredSample  # noqa: E402
 
 TINY = ["model.n_layers=2", "model.n_hidden=16", "model.n_head=2", "model.slice_num=4"]
 STEPS = ["train.steps=2", "train.checkpoint_every=2", "train.batch_size=2"]

@@ -26,11 +26,13 @@ from processes import (
 from saved import saved_arrays, saved_steps
 
 from experiments import config as configs
-from experiments import distributed, export, train
+from experiments import export, train
 from experiments import launch as launcher
+from experiments.agreement import Agreement
 from experiments.cli import StopSignals
-from experiments.distributed import Agreement, Cluster, find_cluster
+from experiments.clusters import Cluster, find_cluster
 from experiments.logs import read_log
+from experiments.lost_processes import LOST_PEER
 
 STEPS = 30
 RUNS = {"flare": DARCY, "geotransolver": AIRFOILS}
@@ -190,13 +192,13 @@ def test_others_end_and_name_a_process_that_was_killed(interrupted):
     for number, result in enumerate(interrupted.killed):
         if number == interrupted.lost:
             assert result.code == -signal.SIGKILL
-        elif interrupted.lost and result.code == distributed.LOST_PEER:
+        elif interrupted.lost and result.code == LOST_PEER:
             assert f"error: process {number} of 4: lost process" in result.err
             assert str(interrupted.lost) in result.err.partition("lost process ")[2]
             assert "Traceback" not in result.err
         else:
             # Where all meet is gone with the first; JAX then ends a process itself, by SIGABRT.
-            assert result.code in (distributed.LOST_PEER, -signal.SIGABRT), last_lines(result)
+            assert result.code in (LOST_PEER, -signal.SIGABRT), last_lines(result)
             assert "lost process 0" in result.err or "oordination" in result.err
 
 

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from experiments import sample_pictures
-from experiments.report_pages import ReportContent, metrics_table, write_metrics, write_report
+from experiments import picture_panels, sample_pictures, surface_pictures
+from experiments.metrics_tables import metrics_table, write_metrics
+from experiments.report_pages import ReportContent, write_report
 from experiments.sample_pictures import render_points
 
 VOID_TAGS = {"meta", "img", "br"}
@@ -32,7 +33,7 @@ def pixels(png):
 @pytest.fixture(autouse=True)
 def coarse(monkeypatch):
     """Fewer pixels take less time."""
-    monkeypatch.setattr(sample_pictures, "_DOTS", 50)
+    monkeypatch.setattr(picture_panels, "_DOTS", 50)
 
 
 def panel(image, number):
@@ -62,7 +63,7 @@ def no_vtk(monkeypatch):
     def refuse(points, colourings):
         raise RuntimeError("no VTK here")
 
-    monkeypatch.setattr(sample_pictures, "_rendered", refuse)
+    monkeypatch.setattr(surface_pictures, "_rendered", refuse)
 
 
 CLOUDS = {
@@ -82,7 +83,7 @@ def test_three_panels_are_painted(positions, surface):
 def test_vtk_renders_a_closed_surface(capfd):
     pytest.importorskip("pyvista")
     points = sphere(20_000)
-    images = sample_pictures._rendered(points, [np.ones((len(points), 4)) * 0.5] * 2)
+    images = surface_pictures._rendered(points, [np.ones((len(points), 4)) * 0.5] * 2)
     np.testing.assert_array_equal(*images)
     height, width, _ = images[0].shape
     rows, columns = np.mgrid[:height, :width]

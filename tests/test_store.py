@@ -9,7 +9,8 @@ import pytest
 zarr = pytest.importorskip("zarr")
 
 from experiments.meshes import store as stores  # noqa: E402
-from experiments.meshes.store import Store, StoredSample, create_store, write_sample  # noqa: E402
+from experiments.meshes.sample_arrays import StoredSample  # noqa: E402
+from experiments.meshes.store import Store, create_store, write_sample  # noqa: E402
 
 
 @pytest.fixture

@@ -25,7 +25,8 @@ from experiments.data import load_dataset  # noqa: E402
 from experiments.description import Description  # noqa: E402
 from experiments.meshes.neighbor_cache import NeighborCache  # noqa: E402
 from experiments.meshes.rows import Rows  # noqa: E402
-from experiments.meshes.store import HeldSample, Store, create_store, write_sample  # noqa: E402
+from experiments.meshes.sample_arrays import HeldSample  # noqa: E402
+from experiments.meshes.store import Store, create_store, write_sample  # noqa: E402
 from experiments.meshes.wiring import Wired  # noqa: E402
 from experiments.schema import (  # noqa: E402
     FrameConfig,

@@ -38,8 +38,9 @@ zarr = pytest.importorskip("zarr")
 
 from experiments.meshes import files  # noqa: E402
 from experiments.meshes.arrays import read_arrays  # noqa: E402
+from experiments.meshes.sample_arrays import StoredSample  # noqa: E402
 from experiments.meshes.samples import Source, read_sample  # noqa: E402
-from experiments.meshes.store import StoredSample, create_store, write_sample  # noqa: E402
+from experiments.meshes.store import create_store, write_sample  # noqa: E402
 
 PACKAGES = ("benchmarks", "experiments", "flare_jax", "geotransolver_jax", "parallel")
 BOMB = 2**29

@@ -15,8 +15,8 @@ import orbax.checkpoint as ocp
 import parallel
 from experiments.batches import Loader, whole_batches
 from experiments.checkpoints import Checkpoints
+from experiments.coordination import all_or_none
 from experiments.data import GridSplit
-from experiments.distributed import all_or_none
 from parallel.on_host import points_to_host
 from parallel.points import place, to_host
 

@@ -7,47 +7,72 @@ import jax
 import numpy as np
 from tqdm import tqdm
 
-from experiments.distributed import wait_for_all
+from experiments.coordination import wait_for_all
 from experiments.files import locked
-from experiments.meshes.store import Store, StoredSample, create_store, write_sample
+from experiments.meshes.sample_arrays import StoredSample
+from experiments.meshes.store import Store, create_store, write_sample
 
 _METADATA = ("zarr.json", ".zgroup", ".zattrs", ".zarray")
 _OF = "found_of"
 
 
 def kept_beside(
-    folder: Path,
     samples: Sequence[StoredSample],
     compute: Callable[[int], Mapping[str, np.ndarray]],
-    what: str,
+    name: str,
+    part: str = "",
+    *,
+    doing: str,
+    hint: str,
 ) -> list[StoredSample]:
     """Arrays of samples from a folder, where those that are missing or too old are computed first.
 
     On several hosts one of them does that, and the others wait.
 
     Args:
-        folder: of these arrays; made if missing.
-        samples: of the store.
+        samples: of one store, at least one.
         compute: the arrays of a sample, from its place among `samples`.
-        what: what is done, for the progress bar.
+        name: of the folder, after that of the store: `STORE.NAME`; made if missing.
+        part: a folder in it, where the arrays depend on more than the samples.
+        doing: what is done, for the progress bar.
+        hint: what the folder is for, or how to do without it, where it cannot be written.
 
     Returns:
         For each sample what was computed of it.
 
     Raises:
-        OSError: the folder cannot be written.
+        ValueError: the folder cannot be written.
     """
-    if jax.process_index() == 0 and _missing(folder, samples):
-        folder.parent.mkdir(exist_ok=True)
-        # Other jobs that fill the folder would remove the files of this one.
-        with locked(folder.with_name(f".{folder.name}.lock")):
-            create_store(folder)
-            for index in tqdm(_missing(folder, samples), desc=what, unit="sample"):
-                attributes = {_OF: _signature(samples[index])}
-                write_sample(folder, samples[index].name, compute(index), attributes)
+    store = samples[0].path.resolve().parent
+    beside = store.with_name(f"{store.name}.{name}")
+    folder = beside / part
+    if jax.process_index() == 0:
+        try:
+            _fill(folder, samples, compute, doing)
+        except OSError as error:
+            raise ValueError(
+                f"{beside}: expected a folder that can be written, {hint}; got {error.strerror}"
+            ) from error
     wait_for_all("kept_beside")
     found = Store(folder)
     return [found.sample(sample.name) for sample in samples]
+
+
+def _fill(
+    folder: Path,
+    samples: Sequence[StoredSample],
+    compute: Callable[[int], Mapping[str, np.ndarray]],
+    doing: str,
+) -> None:
+    if not _missing(folder, samples):
+        return
+    folder.parent.mkdir(exist_ok=True)
+    # Other jobs that fill the folder would remove the files of this one.
+    with locked(folder.with_name(f".{folder.name}.lock")):
+        create_store(folder)
+        for index in tqdm(_missing(folder, samples), desc=doing, unit="sample"):
+            attributes = {_OF: _signature(samples[index])}
+            write_sample(folder, samples[index].name, compute(index), attributes)
 
 
 def _missing(folder: Path, samples: Sequence[StoredSample]) -> list[int]:

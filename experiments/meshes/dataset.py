@@ -10,18 +10,20 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
-from experiments.batch import Cloud, Sample, Windows
-from experiments.description import Description, StreamDescription
+from experiments.batch import Sample, Windows
+from experiments.description import Description
 from experiments.meshes.checks import check_config, check_sample, entries, shuffled_kind
 from experiments.meshes.distances import WithDistances, with_distances
-from experiments.meshes.forces import force_coefficients, moment_coefficients, tractions
 from experiments.meshes.neighbor_cache import NeighborCache
 from experiments.meshes.rows import Rows
-from experiments.meshes.store import Store, StoredSample
+from experiments.meshes.sample_arrays import StoredSample
+from experiments.meshes.sample_forces import forces_of
+from experiments.meshes.sample_inputs import cloud, describe, searched_entries, tokens
+from experiments.meshes.store import Store
 from experiments.meshes.wiring import Wired
 from experiments.moments import Moments, over_processes
 from experiments.prediction import COORDINATES
-from experiments.schema import StoreConfig, StreamConfig
+from experiments.schema import StoreConfig
 from geotransolver_jax import Neighborhoods
 
 # A split of whole clouds with at most so many numbers is kept in memory when it has been read.
@@ -187,7 +189,7 @@ class StoreSplit:
         """What decides on the coordinates that neighbours are searched among."""
         config = self._config
         return {
-            "streams": [_searched(stream) for stream in self._streams],
+            "streams": [searched_entries(stream) for stream in self._streams],
             "geometry": config.geometry,
             "frame": dataclasses.asdict(config.frame),
         }
@@ -196,7 +198,7 @@ class StoreSplit:
         """What neighbours are searched among: positions of each stream, and the geometry."""
         sample = self._samples[index]
         positions = [
-            sample.values(_searched(stream), Rows.all(length))
+            sample.values(searched_entries(stream), Rows.all(length))
             for stream, length in zip(self._streams, self._lengths[index], strict=True)
         ]
         geometry = sample.values(self._config.geometry, Rows.all(self._geometry_lengths[index]))
@@ -243,114 +245,6 @@ class StoreSplit:
         targets = sample.values(stream.targets, Rows.all(self._lengths[index][place]))
         predicted, true = (forces_of(sample, columns, each) for each in (fields[place], targets))
         return {name: (predicted[name], true[name]) for name in true}
-
-
-def forces_of(
-    sample: Wired, columns: Sequence[str], fields: Float[np.ndarray, "N C_out"]
-) -> dict[str, float]:
-    """Force and moment coefficients of a surface.
-
-    Args:
-        sample: whose surface it is.
-        columns: names of the fields.
-        fields: targets of the surface's stream, as a model gives them.
-
-    Raises:
-        ValueError: the pressure or the shear is no target, or a number is missing.
-    """
-    forces = sample.config.forces
-    pressure = _coefficient(sample, fields, columns, forces.pressure, "pressure")
-    shear = None
-    if forces.shear is not None:
-        parts = [f"{forces.shear}_{axis}" for axis in "xyz"]
-        shear = np.stack([_coefficient(sample, fields, columns, p, "stress") for p in parts], 1)
-    arrays = sample.arrays
-    force = tractions(arrays.read("surface_normals"), pressure, shear, inward=forces.inward)
-    areas, area = np.ravel(arrays.read("surface_areas")), sample.number(forces.area)
-    coefficients = force_coefficients(
-        force, areas, {name: sample.vector(v) for name, v in forces.directions.items()}, area
-    )
-    if not forces.moments:
-        return coefficients
-    return coefficients | moment_coefficients(
-        force,
-        areas,
-        arrays.read("surface_mesh_centers"),
-        {name: sample.vector(axis) for name, axis in forces.moments.items()},
-        sample.vector(forces.centre),
-        area * sample.number(forces.length),
-    )
-
-
-def _coefficient(
-    sample: Wired, fields: np.ndarray, columns: Sequence[str], column: str | None, kind: str
-) -> np.ndarray:
-    if column is None or column not in columns:
-        raise ValueError(
-            f"data.forces: expected {column!r} among the targets; got {', '.join(columns)}"
-        )
-    values = fields[:, columns.index(column)]
-    if sample.kind(column) is not None:
-        return values
-    return sample.free_stream.coefficient(values, kind)
-
-
-def _searched(stream: StreamConfig) -> list[str]:
-    """Entries of the coordinates that neighbours of a stream are searched by."""
-    return stream.embedding if stream.local_positions is None else [stream.local_positions]
-
-
-def cloud(sample: Wired, stream: StreamConfig, rows: Rows, window: slice = slice(None)) -> Cloud:
-    """A window of one stream; its targets only where the sample has them."""
-    positions = [] if stream.local_positions is None else [stream.local_positions]
-    targets = stream.targets if sample.has(stream.targets) else []
-    parts = [stream.embedding, targets, stream.fx, positions]
-    # Together, so that an array that several of them name is read once.
-    values = sample.values([name for part in parts for name in part], rows, window)
-    ends = np.cumsum([len(sample.columns(part)) for part in parts])
-    embedding, *rest = np.split(values, ends[:-1], axis=1)
-    target, fx, places = (
-        each if part else None for part, each in zip(parts[1:], rest, strict=True)
-    )
-    return Cloud(rows.count, embedding, target, fx, places)
-
-
-def _kind(stream: StreamConfig) -> str:
-    return stream.embedding[0].partition("_")[0]
-
-
-def tokens(sample: Wired) -> np.ndarray | None:
-    """Global quantities as one token, or `None`."""
-    names = sample.config.global_embedding
-    return sample.numbers(names) if names else None
-
-
-def describe(sample: Wired) -> Description:
-    """Widths and names of what is read of a sample.
-
-    Raises:
-        ValueError: it lacks something.
-    """
-    config = sample.config
-    streams = tuple(
-        StreamDescription(
-            name,
-            len(sample.columns(stream.embedding)),
-            len(sample.columns(stream.fx)),
-            sample.columns(stream.targets),
-            positions=stream.local_positions is not None,
-            kind=_kind(stream),
-            targets=sample.explicit(stream.targets),
-            on_cells=sample.arrays.attributes.get(f"{_kind(stream)}_on_cells", True),
-        )
-        for name, stream in config.streams.items()
-    )
-    token = tokens(sample)
-    return Description(
-        streams,
-        len(sample.columns(config.geometry)) or None,
-        None if token is None else token.shape,
-    )
 
 
 def _checked(sample: Wired) -> Description:

@@ -9,7 +9,7 @@ from jaxtyping import Float64, Shaped
 
 from experiments.meshes.beside import kept_beside
 from experiments.meshes.features import signed_distance
-from experiments.meshes.store import DISTANCES, Arrays, StoredSample, one_number
+from experiments.meshes.sample_arrays import DISTANCES, Arrays, StoredSample, one_number
 
 _NEEDED = ("volume_mesh_centers", "stl_coordinates", "stl_faces")
 
@@ -40,15 +40,8 @@ def with_distances(
             zip(DISTANCES, signed_distance(corners, faces.reshape(-1, 3), points), strict=True)
         )
 
-    store = chosen[0].path.resolve().parent
-    folder = store.with_name(f"{store.name}.distances")
-    try:
-        kept = kept_beside(folder, chosen, compute, "Measuring distances")
-    except OSError as error:
-        raise ValueError(
-            f"{folder}: expected a folder that can be written, for the distances that {store} "
-            f"lacks; got {error.strerror}"
-        ) from error
+    hint = f"for the distances that {chosen[0].path.resolve().parent} lacks"
+    kept = kept_beside(chosen, compute, "distances", doing="Measuring distances", hint=hint)
     added = dict(zip(lacking, kept, strict=True))
     return [
         WithDistances(sample, added[i]) if i in added else sample
@@ -57,7 +50,7 @@ def with_distances(
 
 
 class WithDistances:
-    """A sample of a store with what was computed of it; see `experiments.meshes.store.Arrays`.
+    """A sample of a store with what was computed of it; one of `sample_arrays.Arrays`.
 
     Attributes:
         name: of the sample.

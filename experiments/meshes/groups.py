@@ -68,6 +68,11 @@ class _PlainFiles(LocalStore):
         return await super().get(key, prototype, byte_range)
 
 
+def is_group(path: Path) -> bool:
+    """Whether a folder is a group, of Zarr's format 2 or 3."""
+    return any((path / name).is_file() for name in ("zarr.json", ".zgroup"))
+
+
 def open_group(path: Path) -> tuple[dict[str, Any], dict[str, zarr.Array]]:
     """Attributes and arrays of a group, by their names; nothing of the arrays is read.
 

@@ -35,9 +35,8 @@ class NeighborCache:
         self.radius, self.count = radius, count
         searched = json.dumps(split.searched, sort_keys=True)
         digest = hashlib.sha256(searched.encode()).hexdigest()[:8]
-        store = split.stored(0).path.resolve().parent
         # All digits of the radius: another one finds other neighbours.
-        folder = store.with_name(f"{store.name}.neighbors") / f"r{radius}_k{count}_{digest}"
+        search = f"r{radius}_k{count}_{digest}"
 
         def find(index: int) -> dict[str, np.ndarray]:
             positions, geometry = split.coordinates(index)
@@ -50,13 +49,10 @@ class NeighborCache:
             }
 
         samples = [split.stored(i) for i in range(len(split))]
-        try:
-            kept = kept_beside(folder, samples, find, "Finding neighbours")
-        except OSError as error:
-            raise ValueError(
-                f"{folder.parent}: expected a folder that can be written, or "
-                f"data.cache_neighbors=false; got {error.strerror}"
-            ) from error
+        hint = "or data.cache_neighbors=false"
+        kept = kept_beside(
+            samples, find, "neighbors", search, doing="Finding neighbours", hint=hint
+        )
         self._samples = dict(zip(split.names, kept, strict=True))
 
     def read(self, name: str, windows: Windows) -> list[Neighborhoods]:

@@ -11,11 +11,13 @@ from jaxtyping import Float
 from experiments.batch import Sample
 from experiments.description import Description
 from experiments.meshes.arrays import ARRAY_ENDINGS
-from experiments.meshes.dataset import cloud, forces_of, tokens
 from experiments.meshes.files import MESH_ENDINGS
+from experiments.meshes.groups import is_group
 from experiments.meshes.rows import Rows
+from experiments.meshes.sample_arrays import HeldSample, StoredSample
+from experiments.meshes.sample_forces import forces_of
+from experiments.meshes.sample_inputs import cloud, tokens
 from experiments.meshes.samples import PARAMETERS, Contents, Source, read_sample
-from experiments.meshes.store import HeldSample, StoredSample
 from experiments.meshes.wiring import Wired
 from experiments.schema import StoreConfig
 
@@ -67,7 +69,7 @@ def read_input(path: Path, config: StoreConfig, data: Description) -> Input:
         raise FileNotFoundError(f"{path}: expected a file or a folder; there is none")
     contents = None
     arrays: StoredSample | HeldSample
-    if path.is_dir() and any((path / name).is_file() for name in ("zarr.json", ".zgroup")):
+    if is_group(path):
         arrays = StoredSample(path)
         name = arrays.name
     else:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Int, Shaped
 
-from experiments.meshes.store import Arrays
+from experiments.meshes.sample_arrays import Arrays
 
 
 @dataclass(frozen=True)

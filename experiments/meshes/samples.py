@@ -11,7 +11,7 @@ import numpy as np
 import pyvista
 
 from experiments.limits import read_json
-from experiments.meshes import files
+from experiments.meshes import files, sampling
 from experiments.meshes.arrays import ARRAY_ENDINGS, read_arrays
 from experiments.meshes.features import signed_distance
 
@@ -119,7 +119,7 @@ class Part:
 
     path: Path
     mesh: pyvista.DataSet
-    sampled: files.Sampled
+    sampled: sampling.Sampled
 
 
 @dataclass
@@ -186,17 +186,17 @@ def read_sample(
 
     Raises:
         ValueError: a file cannot be read, lacks a field, has a value that is not finite, or has
-            other fields than one of its kind; see `experiments.meshes.files`.
+            other fields than one of its kind; see `files` and `sampling`.
     """
     contents = Contents()
     for path in source.meshes:
         mesh = files.read_mesh(path)
         kind = "volume" if files.is_volume(mesh) else "surface"
         mesh = mesh if kind == "volume" else files.surface_of(mesh)
-        sample = files.sample_volume if kind == "volume" else files.sample_surface
+        sample = sampling.sample_volume if kind == "volume" else sampling.sample_surface
         fields = volume_fields if kind == "volume" else surface_fields
         if where_there and fields is not None:
-            there = files.field_names(mesh)
+            there = sampling.field_names(mesh)
             fields = [name for name in fields if name in there]
         sampled = sample(path, mesh, fields, on_cells=on_cells.get(kind, True))
         contents.parts.setdefault(kind, []).append(Part(path, mesh, sampled))

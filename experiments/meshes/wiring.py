@@ -15,7 +15,7 @@ from jaxtyping import Float, Float32
 
 from experiments.meshes.features import Frame, FreeStream
 from experiments.meshes.rows import Rows
-from experiments.meshes.store import Arrays
+from experiments.meshes.sample_arrays import Arrays
 from experiments.schema import StoreConfig
 
 _COORDINATES = ("_mesh_centers", "_centers", "_coordinates")
