@@ -41,6 +41,9 @@ check_calls()
 
 _FLAGS = os.environ["XLA_FLAGS"]
 
+# What XLA does unless it is told otherwise.
+OPTIMIZED = {"xla_backend_optimization_level": 3, "xla_cpu_use_fusion_emitters": True}
+
 GOLDEN = Path(__file__).parent / "golden"
 
 MESHES = {

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from conftest import (
     MESHES,
+    OPTIMIZED,
     assert_trees_close,
     cloud_inputs,
     on_mesh,
@@ -19,8 +20,6 @@ from conftest import (
 from flax import nnx
 from geotransolver_steps import CONTEXT, inputs_of, small
 
-# What XLA does unless it is told otherwise.
-OPTIMIZED = {"xla_backend_optimization_level": 3, "xla_cpu_use_fusion_emitters": True}
 MODELS = {
     "flare": small_flare,
     "transolver": small_transolver,
