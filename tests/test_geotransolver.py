@@ -80,8 +80,9 @@ def test_kept_latents_change_nothing(option, mesh, float64):
 
 
 def test_every_option_at_once_compiles_on_samples_and_heads_alone(float64):
-    # Of local features one radius: each more makes the program longer by as much again.
-    local = LOCAL | dict(radii=[2.0], neighbors_in_radius=[6], n_hidden_local=4)
+    # Not at the radii of the other tests: there the gradient of a temperature is so sensitive that
+    # two compilations for one device already differ by 9e-13.
+    local = LOCAL | dict(radii=[0.9, 2.0], n_hidden_local=4)
     model = small(
         **CONTEXT, **local, **STREAMS, plus=True, concrete_dropout=True, remat="block",
         param_dtype=np.float64,
