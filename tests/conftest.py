@@ -217,16 +217,16 @@ def value_and_gradients(model, inputs: dict):
     return bring_back(output), (d_params, d_inputs)
 
 
-# Files of half a minute and more, the longest first: a worker that began one of them last would
+# Files of twenty seconds and more, the longest first: a worker that began one of them last would
 # work alone at the end. pytest-xdist would hand files out by their number of tests. Of two workers
 # the first gets the first and third: files that start many processes shall not run side by side.
 LONGEST = [
     f"test_{name}"
     for name in (
-        *("processes", "golden_geotransolver", "faults", "geotransolver", "tutorial"),
-        *("documentation", "whole_cloud", "resume", "models_on_data", "export", "predict"),
-        *("geotransolver_options", "geotransolver_collectives", "import_physicsnemo", "flare"),
-        *("commands", "training", "checkpoints", "golden", "neighbors", "fused", "collectives"),
+        *("processes", "golden_geotransolver", "predict", "geotransolver", "checkpoints"),
+        *("models_on_data", "transolver", "finetuning", "golden", "faults"),
+        *("geotransolver_options", "fused", "whole_cloud", "flare", "export", "neighbors"),
+        *("training", "import_physicsnemo", "commands", "resume", "benchmarks"),
     )
 ]
 
