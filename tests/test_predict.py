@@ -289,7 +289,8 @@ def test_a_run_of_other_data_is_refused(tmp_path):
     from commands import TINY as DARCY
 
     run = tmp_path / "darcy"
-    assert call(train.main, *DARCY, f"hydra.run.dir={run}").code == 0
+    arguments = [*DARCY, "train.steps=2", f"data.cache_dir={tmp_path / 'cache'}"]
+    assert call(train.main, *arguments, f"hydra.run.dir={run}").code == 0
     assert "expected a run on a store" in refused(run, tmp_path / "out", tmp_path)
 
 
