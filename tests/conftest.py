@@ -2,18 +2,10 @@
 
 import os
 
-# Programs of tests run once or twice, for less time than they take to compile, which is a fifth
-# without LLVM's optimization, with XLA's plain emitters of loops and in one piece. Flags of the
-# environment come later and win, so that all can be tested as users compile it, in twice the time
-# or more: XLA_FLAGS="--xla_backend_optimization_level=3 --xla_cpu_use_fusion_emitters=true" make
-# test
+from compilation import FAST
+
 os.environ["XLA_FLAGS"] = " ".join(
-    [
-        "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false",
-        "--xla_cpu_parallel_codegen_split_count=1",
-        os.environ.get("XLA_FLAGS", ""),
-        "--xla_force_host_platform_device_count=8",
-    ]
+    [*FAST, os.environ.get("XLA_FLAGS", ""), "--xla_force_host_platform_device_count=8"]
 )
 os.environ["JAX_PLATFORMS"] = "cpu"
 
@@ -40,9 +32,6 @@ from parallel.parameters import place_parameters
 check_calls()
 
 _FLAGS = os.environ["XLA_FLAGS"]
-
-# What XLA does unless it is told otherwise.
-OPTIMIZED = {"xla_backend_optimization_level": 3, "xla_cpu_use_fusion_emitters": True}
 
 GOLDEN = Path(__file__).parent / "golden"
 

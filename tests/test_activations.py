@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import GOLDEN, OPTIMIZED, assert_trees_close
+from compilation import OPTIMIZED
+from conftest import GOLDEN, assert_trees_close
 from flax import nnx
 
 from flare_jax.activations import Activation

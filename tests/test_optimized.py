@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compilation import OPTIMIZED
 from conftest import (
     MESHES,
-    OPTIMIZED,
     assert_trees_close,
     cloud_inputs,
     on_mesh,
