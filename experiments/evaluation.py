@@ -11,7 +11,7 @@ from experiments.batch import Statistics
 from experiments.batches import evaluation_batch_size, whole_batches
 from experiments.data import Dataset, Split
 from experiments.field_errors import FieldErrors, on_host
-from parallel.points import to_host
+from parallel.placement import to_host
 
 # Of coefficients: what spreads less is rounding, as the drag of a body in an ideal flow is.
 LEAST_SPREAD = 1e-6

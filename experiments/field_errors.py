@@ -9,7 +9,7 @@ from jaxtyping import Array, Bool, Float
 
 from parallel import masked_mean, masked_sum
 from parallel.annotations import AnyArray
-from parallel.points import to_host
+from parallel.placement import to_host
 
 
 class FieldErrors(NamedTuple):

@@ -25,7 +25,8 @@ from flare_jax.phases import Enter, Leave, Phases
 from geotransolver_jax import GeoTransolver
 from parallel.neighbors import Neighbors
 from parallel.on_host import points_to_host
-from parallel.points import padded_size, place, to_host
+from parallel.placement import place, to_host
+from parallel.points import padded_size
 
 # Points that go through a layer at a time, for each device that shares them.
 POINTS_AT_ONCE = 2**17

@@ -22,7 +22,7 @@ from jaxtyping import Array, Bool, Float, Key, PyTree
 from flare_jax.block import BlockStack
 from parallel.annotations import AnyArray
 from parallel.on_host import OnHost
-from parallel.points import to_host
+from parallel.placement import to_host
 
 Mask = Bool[Array, "B n"] | None
 # Makes the points of a part as the first block takes them, and their mask, from its number.

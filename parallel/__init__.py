@@ -4,7 +4,8 @@ from parallel.attention import attention
 from parallel.mesh import make_mesh
 from parallel.neighbor_features import gather_neighbors, project_neighbors
 from parallel.neighbors import Neighbors, radius_search, within
-from parallel.points import local_rows, shard_points, unshard_points
+from parallel.placement import local_rows
+from parallel.points import shard_points, unshard_points
 from parallel.random import points_dropout, points_uniform
 from parallel.reductions import (
     masked_mean,

@@ -14,10 +14,10 @@ import numpy as np
 
 import parallel
 from experiments.batch import Batch, Windows
-from experiments.batches import Placement
 from experiments.meshes.dataset import StoreSplit
 from experiments.meshes.store import Store
 from experiments.moments import Moments
+from experiments.placement import Placement
 from experiments.schema import StoreConfig, StreamConfig
 
 BATCH = 4

@@ -9,10 +9,11 @@ from commands import TINY, call, printed_metrics
 from conftest import on_mesh
 
 from experiments import evaluate, train
-from experiments.batches import Loader, Placement, whole_batches
+from experiments.batches import Loader, whole_batches
 from experiments.data import load_dataset
 from experiments.evaluation import SplitResult, metrics_of, r_squared
 from experiments.field_errors import FieldErrors
+from experiments.placement import Placement
 from experiments.prediction import model_inputs
 from experiments.run import build_model
 from experiments.schema import AirfoilConfig, FlareConfig, GeoTransolverConfig, TransolverConfig

@@ -10,7 +10,7 @@ from conftest import on_any_mesh, on_mesh, on_meshes
 from jax.sharding import PartitionSpec
 
 import parallel
-from parallel.points import place
+from parallel.placement import place
 
 
 def cloud(batch: int, *shape: int) -> np.ndarray:

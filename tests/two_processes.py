@@ -18,7 +18,7 @@ from experiments.checkpoints import Checkpoints
 from experiments.coordination import all_or_none
 from experiments.data import GridSplit
 from parallel.on_host import points_to_host
-from parallel.points import place, to_host
+from parallel.placement import place, to_host
 
 SAMPLES, POINTS, BATCH = 10, 5, 4
 SPOILED = 3
