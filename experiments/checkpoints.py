@@ -4,7 +4,7 @@ import json
 import logging
 import math
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -262,16 +262,16 @@ class Checkpoints:
     def _set_aside(self, steps: Sequence[int]) -> None:
         if self._read_only or not steps:
             return
-        if jax.process_index() == 0:
-            for step in steps:
-                self._rename(step)
-        wait_for_all("checkpoints were set aside")
+        self._rename(steps)
         self._manager.reload()
 
-    def _rename(self, step: int) -> None:
-        place = self.folder / f"damaged-{step}"
-        shutil.rmtree(place, ignore_errors=True)
-        (self.folder / str(step)).rename(place)
+    def _rename(self, steps: Iterable[int]) -> None:
+        if jax.process_index() == 0:
+            for step in steps:
+                place = self.folder / f"damaged-{step}"
+                shutil.rmtree(place, ignore_errors=True)
+                (self.folder / str(step)).rename(place)
+        wait_for_all("checkpoints were set aside")
 
     def _without_metrics(self) -> dict[int, str]:
         """A line on each checkpoint whose metrics cannot be read, by its step."""
@@ -296,10 +296,7 @@ class Checkpoints:
         if len(problems) == len(list(self.folder.glob("[0-9]*"))):
             raise ValueError(problems[max(problems)])
         wait_for_all("metrics of checkpoints were read")
-        if jax.process_index() == 0:
-            for number in problems:
-                self._rename(number)
-        wait_for_all("checkpoints without metrics were set aside")
+        self._rename(problems)
         return list(problems.values())
 
     def _shapes(self, step: int) -> dict[str, tuple[int, ...]]:
