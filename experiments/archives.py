@@ -9,6 +9,8 @@ import zipfile
 from collections.abc import Callable
 from pathlib import PurePosixPath, PureWindowsPath
 
+from experiments.messages import one_line
+
 _SHOWN = 80
 # What the standard library raises for bytes that are no archive, beside its own errors.
 _DAMAGED = (
@@ -142,5 +144,4 @@ def stays_inside(name: str) -> bool:
 
 
 def _reason(error: Exception) -> str:
-    text = " ".join(str(error).split())
-    return text[:_SHOWN] or type(error).__name__
+    return one_line(error)[:_SHOWN]

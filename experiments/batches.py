@@ -10,9 +10,9 @@ import grain
 import numpy as np
 
 from experiments.batch import Batch, Sample
-from experiments.cli import one_line
 from experiments.coordination import problems_of_all
 from experiments.data import Split
+from experiments.messages import one_line
 from experiments.placement import Placement
 
 # As good as endless; Grain counts the batches of an endless pipeline, and one of single samples has

@@ -20,9 +20,9 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float32, Shaped
 
-from experiments.cli import one_line
 from experiments.limits import require_room
 from experiments.matlab_files import read_variable
+from experiments.messages import one_line
 from experiments.npy_files import npy_entry
 from experiments.splits import split_slices
 

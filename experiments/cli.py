@@ -40,11 +40,6 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--checkpoint", choices=("last", "best"), default="last")
 
 
-def one_line(error: BaseException) -> str:
-    """The message of an error without its line breaks; its kind where it has none."""
-    return " ".join(str(error).split()) or type(error).__name__
-
-
 class StopSignals:
     """Remembers SIGTERM and SIGINT, so that a loop can end at a step of its choice.
 

@@ -14,11 +14,12 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from experiments.cli import one_line, swept
+from experiments.cli import swept
 from experiments.config_errors import explain, flat, key_names
 from experiments.config_values import check_values
 from experiments.files import write_atomically
 from experiments.limits import read_text
+from experiments.messages import one_line
 from experiments.schema import (
     DATA,
     MODELS,

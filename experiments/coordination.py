@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import jax
 
-from experiments.cli import one_line
+from experiments.messages import one_line
 
 # A process that died is missed by its heartbeat; one that works has as long as it needs.
 _DAY_IN_MS = 24 * 3600 * 1000

@@ -4,9 +4,9 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from experiments.cli import one_line
 from experiments.files import write_json
 from experiments.limits import read_json
+from experiments.messages import one_line
 
 FILE = "dataset.json"
 

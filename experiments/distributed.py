@@ -15,9 +15,9 @@ from typing import Any
 
 import jax
 
-from experiments.cli import one_line
 from experiments.clusters import find_cluster
 from experiments.lost_processes import end_without_waiting, fail
+from experiments.messages import one_line
 from experiments.schema import DistributedConfig
 
 

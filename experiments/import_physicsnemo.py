@@ -27,11 +27,12 @@ from experiments import physicsnemo_names
 from experiments.batch import Scale, Statistics
 from experiments.batches import Loader
 from experiments.checkpoints import Checkpoints
-from experiments.cli import one_line, one_line_errors
+from experiments.cli import one_line_errors
 from experiments.config_errors import explain, known_keys
 from experiments.data import Dataset, load_dataset, statistics_like
 from experiments.description import Description
 from experiments.finetuning import Tuning
+from experiments.messages import one_line
 from experiments.models import Model
 from experiments.optimizer import make_optimizer
 from experiments.physicsnemo import load_state_dict

@@ -7,6 +7,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from experiments.messages import one_line
+
 # Far more than any file has that tells of others: names, numbers and settings.
 MOST_TEXT = 2**24
 # What a few bytes may unpack to, whatever should come out.
@@ -80,8 +82,7 @@ def read_json(path: Path, what: str) -> Any:
     except RecursionError as error:
         raise ValueError(f"{path}: expected {what}; got a deep nest") from error
     except (ValueError, OSError) as error:
-        reason = " ".join(str(error).split())
-        raise ValueError(f"{path}: expected {what}; got {reason}") from error
+        raise ValueError(f"{path}: expected {what}; got {one_line(error)}") from error
 
 
 def inflates_within(content: bytes, most: int) -> bool:

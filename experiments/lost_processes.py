@@ -11,8 +11,8 @@ from typing import NoReturn
 
 import jax
 
-from experiments.cli import one_line
 from experiments.coordination import service_client, told_in
+from experiments.messages import one_line
 
 # Exit code of a process that lost another: what went wrong is not here, and to start again helps.
 LOST_PEER = 75

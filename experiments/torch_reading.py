@@ -16,6 +16,7 @@ import numpy as np
 
 from experiments.archives import Archive, open_zip, shown
 from experiments.limits import MOST_TEXT
+from experiments.messages import one_line
 
 # Storage classes of PyTorch and what they hold.
 _DTYPES = {
@@ -152,7 +153,7 @@ class _Machine:
             for opcode, argument, _ in pickletools.genops(program):
                 yield opcode.name, argument
         except ValueError as error:
-            reason = shown(" ".join(str(error).split()))
+            reason = shown(one_line(error))
             raise self._refusal(f"the pickle is damaged: {reason}") from error
 
     def _refusal(self, text: str) -> ValueError:

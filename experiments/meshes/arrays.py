@@ -17,9 +17,9 @@ import h5py
 import numpy as np
 from jaxtyping import Shaped
 
-from experiments.cli import one_line
 from experiments.hdf5_files import require_chunks, require_own_values
 from experiments.limits import MOST_TEXT, machine_memory
+from experiments.messages import one_line
 from experiments.npy_files import Entry, npy_entry, npz_entries
 
 ARRAY_ENDINGS = (".npz", ".npy", ".h5", ".hdf5")

@@ -17,8 +17,8 @@ import pyvista
 from jaxtyping import Float32, Shaped
 from vtkmodules.vtkCommonCore import vtkLogger
 
-from experiments.cli import one_line
 from experiments.meshes.declared import require_declared
+from experiments.messages import one_line
 
 MESH_ENDINGS = (".vtp", ".vtu", ".vtk", ".vts", ".vtm", ".stl")
 _LONGEST_REASON = 200

@@ -9,8 +9,8 @@ import numpy as np
 import zarr
 from jaxtyping import Float64, Shaped
 
-from experiments.cli import one_line
 from experiments.meshes.groups import is_group, open_group, require_memory
+from experiments.messages import one_line
 
 # Made of a volume and an STL.
 DISTANCES = ("volume_signed_distance", "volume_direction")
