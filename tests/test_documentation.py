@@ -208,7 +208,6 @@ def test_commands_in_the_text_are_there(name):
 # The worked examples of docs/extending.md --------------------------------------------------------
 
 COPIED = ("parallel", "flare_jax", "geotransolver_jax", "experiments", "configs", "benchmarks")
-HELPERS = ("checked_calls.py", "conftest.py", "commands.py", "compiled.py")
 
 
 def edited(text: str, change: str, place: str) -> str:
@@ -227,8 +226,9 @@ def test_extending_by_the_page_alone(tmp_path):
             ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__")
         )
     (tmp_path / "tests").mkdir()
-    for file in ["pyproject.toml", *(f"tests/{name}" for name in HELPERS)]:
-        shutil.copy(ROOT / file, tmp_path / file)
+    for path in [ROOT / "pyproject.toml", *ROOT.glob("tests/*.py")]:
+        if not path.name.startswith("test_"):
+            shutil.copy(path, tmp_path / path.relative_to(ROOT))
     for block in BLOCKS["docs/extending.md"]:
         if block.kind not in ("file", "edit"):
             continue
