@@ -31,17 +31,13 @@ def cache(tmp_path_factory):
 @pytest.fixture(scope="module")
 def sweep(cache, tmp_path_factory):
     """The folder of a sweep over the depth, on 2 devices, and what the command printed."""
-    folder = tmp_path_factory.mktemp("sweep")
-    result = call(
-        train.main,
-        "-m",
-        *RUN,
-        f"data.cache_dir={cache}",
-        "model.n_layers=1,2",
-        f"hydra.sweep.dir={folder}",
-    )
+    place = tmp_path_factory.mktemp("sweep")
+    with pytest.MonkeyPatch.context() as patch:
+        # Where a sweep goes by itself is of the configuration, too.
+        patch.chdir(place)
+        result = call(train.main, "-m", *RUN, f"data.cache_dir={cache}", "model.n_layers=1,2")
     assert result.code == 0, result.err
-    return folder, result
+    return place / "runs" / "darcy_flare_sweep", result
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +57,7 @@ def test_sweep_makes_one_run_for_each_value(sweep):
     for layers in (1, 2):
         job = folder / f"model.n_layers-{layers}"
         assert configs.load(job).model.n_layers == layers
-        assert f"{job}: test relative L2" in result.out
+        assert f"runs/{folder.name}/{job.name}: test relative L2" in result.out
     parameters = [summary_of(path)["parameters"] for path in jobs]
     assert parameters[0] < parameters[1]
 
@@ -134,7 +130,7 @@ def test_log_has_every_step_and_every_validation(run):
 
 
 def test_training_ends_with_one_line_that_tells_the_error(sweep, run):
-    (line,) = [line for line in sweep[1].out.splitlines() if line.startswith(f"{run}: test")]
+    (line,) = [line for line in sweep[1].out.splitlines() if f"/{run.name}: test" in line]
     assert f"test relative L2 {summary_of(run)['test_relative_l2']:.4f} on 6 samples" in line
     assert "summary.json" in line
 
