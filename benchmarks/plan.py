@@ -7,24 +7,18 @@ experiment's configuration, changed by `key=value`.
 """
 
 import argparse
-import os
 import time
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jaxtyping import PyTree
-
-from experiments.models import Model
-
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
-
 import hydra
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jaxtyping import PyTree
 
 from benchmarks.flops import matrix_flops
 from benchmarks.machines import Machine, machine_of
@@ -38,6 +32,7 @@ from experiments.data import statistics_like
 from experiments.description import Description, StreamDescription
 from experiments.files import write_json
 from experiments.finetuning import Tuning
+from experiments.models import Model
 from experiments.optimizer import make_optimizer
 from experiments.prediction import predict
 from experiments.run import build_model
@@ -349,6 +344,8 @@ def main() -> None:
     for name in ("num_points", "num_geometry"):
         if getattr(options, name) < 1:
             raise ValueError(f"--{name}: expected at least 1; got {getattr(options, name)}")
+    # GPUs and TPUs are compiled for, not looked for.
+    jax.config.update("jax_platforms", "cpu")
     widths = Widths(**{name: getattr(options, name) for name in Widths.__dataclass_fields__})
     plan = Plan(read_config(options.overrides), options.target, widths)
     figures = plan.figures(options.num_points, options.num_geometry)

@@ -1,7 +1,7 @@
 """Device meshes of machines that are not here, for their real compilers.
 
-H200 meshes need `jax[cuda13]`, TPU meshes `jax[tpu]`; no device is needed. Set JAX_PLATFORMS=cpu
-before JAX is imported.
+H200 meshes need `jax[cuda13]`, TPU meshes `jax[tpu]`; no device is needed. JAX should be told
+`jax_platforms=cpu`, or it looks for one.
 """
 
 import math
@@ -93,6 +93,6 @@ def _topology(name: str, platform: str, **options: str) -> Any:
         extra = {"cuda": "cuda13", "tpu": "tpu"}[platform]
         reason = str(error).strip().splitlines()[0]
         raise ValueError(
-            f"target: expected a machine that jax[{extra}], installed, compiles for; got {name} "
-            f"({reason})"
+            f"target: expected a machine that jax[{extra}], installed, compiles for, as by "
+            f"pip install -c constraints.txt -e '.[{extra}]'; got {name} ({reason})"
         ) from error
