@@ -61,11 +61,18 @@ class Placement:
         return list(self.windows[0])
 
     def read(self, split: Split, row: int, index: int, seeds: tuple[int, ...] = (0,)) -> Sample:
-        """What this process holds of the sample at a place of the batch."""
+        """What this process holds of the sample at a place of the batch.
+
+        Raises:
+            ValueError: the sample cannot be read, or a cloud of it has no point.
+        """
         windows = Windows(
             tuple(windows[row] for windows in self.windows), self.geometry_windows[row]
         )
-        return split.read(index, windows, seeds)
+        sample = split.read(index, windows, seeds)
+        if not all(cloud.length for cloud in sample.clouds):
+            raise ValueError(f"{split.names[index]}: expected at least one point; got none")
+        return sample
 
     def place(self, samples: dict[int, Sample]) -> Batch:
         """Places a batch on the mesh, from the samples by their places in it."""

@@ -13,6 +13,7 @@ from experiments.batch import Statistics
 from experiments.batches import Loader, evaluation_batch_size, whole_batches
 from experiments.data import Dataset, GridSplit, load_dataset
 from experiments.description import Description, StreamDescription
+from experiments.placement import Placement
 from experiments.schema import DarcyConfig, DataConfig
 
 SAMPLES, POINTS = 12, 5
@@ -308,3 +309,21 @@ def test_a_checkpoint_that_one_process_cannot_read_is_damaged_for_both(processes
         assert (step, values) == (1, [1.0] * 4)
         (problem,) = problems
         assert_one_line(problem, "checkpoints/2: the checkpoint is damaged: there is no such disk")
+
+
+def test_a_sample_without_points_is_named():
+    class WithOneEmpty(GridSplit):
+        def read(self, index, windows, seeds=(0,)):
+            sample = super().read(index, windows, seeds)
+            if index != 3:
+                return sample
+            return sample._replace(clouds=tuple(c._replace(length=0) for c in sample.clouds))
+
+    full = numbered()
+    split = WithOneEmpty(full.fx, full.embedding, full.target)
+    placement = Placement.of(split, 2, None)
+    assert placement.read(split, 0, 2).clouds[0].length == POINTS
+    with pytest.raises(
+        ValueError, match=f"{split.names[3]}: expected at least one point; got none"
+    ):
+        placement.read(split, 0, 3)
