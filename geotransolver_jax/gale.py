@@ -90,7 +90,7 @@ class GALE(PhysicsAttention):
         noise_key, dropout_key = (None, None) if key is None else jax.random.split(key)
         attend = partial(self._attend, context=context)
         y = self.through_slices(x, point_mask, noise_key, norm, attend)
-        return self._output_dropout(y, dropout_key)
+        return output_dropout(self.concrete, self.dropout, y, dropout_key)
 
     def latents(
         self,
@@ -110,11 +110,9 @@ class GALE(PhysicsAttention):
         dropout_key: Key[Array, ""] | None = None,
     ) -> Float[Array, "B N C"]:
         """What points get of the slices, which have seen the context."""
-        return self._output_dropout(self._from_slices(x, latents, point_mask, norm), dropout_key)
+        y = self._from_slices(x, latents, point_mask, norm)
+        return output_dropout(self.concrete, self.dropout, y, dropout_key)
 
     def _attend(self, tokens: Array, context: Array | None) -> Array:
         own = self.attend(tokens)
         return own if context is None else given_context(self.cross).attend(own, tokens, context)
-
-    def _output_dropout(self, y: Array, key: Key[Array, ""] | None) -> Array:
-        return output_dropout(self.concrete, self.dropout, y, key)

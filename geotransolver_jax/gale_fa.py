@@ -86,19 +86,18 @@ class GALEFA(FLAREAttention):
     ) -> Float[Array, "B N C"]:
         """Mixes the points of each sample, and the context in; arguments as of `GALE`."""
         if context is None:
-            return self._output_dropout(super().__call__(x, point_mask, norm=norm), key)
+            y = super().__call__(x, point_mask, norm=norm)
+            return output_dropout(self.concrete, self.dropout, y, key)
         weights = self.latent_weights(norm)
         value = heads_lib.within(self.project_value, self.heads)
         kernel = fused.uses_kernel(self.attention_backend)
         chunking = latent_chunking(weights, fused=kernel)
         x = x.astype(self.dtype)
         z, held = gather_latents(x, weights, value, point_mask, chunking, fused=kernel)
-        query, mixing = given_context(self.cross).by_heads(self.heads)
-        seen = seen_by_points(given_context(self.cross).attended(context), query, self.scale)
-        outer = (heads_lib.out_of(self.project_out, self.heads), mixing)
+        outer, seen = self._context_of_points(context)
         spread = _spread_fused if kernel else _spread
         y = map_held(spread, chunking, outer, {"z": z, "context": seen}, held)
-        return self._output_dropout(y, key)
+        return output_dropout(self.concrete, self.dropout, y, key)
 
     def give_back(
         self,
@@ -112,20 +111,24 @@ class GALEFA(FLAREAttention):
         """What points get of the latents and, on their own, of the context."""
         if context is None:
             y = super().give_back(x, latents, point_mask, norm)
-            return self._output_dropout(y, dropout_key)
+            return output_dropout(self.concrete, self.dropout, y, dropout_key)
         own = self.latent_weights(norm)
-        query, mixing = given_context(self.cross).by_heads(self.heads)
-        seen = seen_by_points(given_context(self.cross).attended(context), query, self.scale)
-        weights = (own, (heads_lib.out_of(self.project_out, self.heads), mixing))
+        outer, seen = self._context_of_points(context)
         points = {"x": x.astype(self.dtype)}
         if point_mask is not None:
             points["mask"] = point_mask
         states = {"z": latents, "context": seen}
-        y = map_points(_spread, latent_chunking(own), weights, states, points)
-        return self._output_dropout(y, dropout_key)
+        y = map_points(_spread, latent_chunking(own), (own, outer), states, points)
+        return output_dropout(self.concrete, self.dropout, y, dropout_key)
 
-    def _output_dropout(self, y: Array, key: Key[Array, ""] | None) -> Array:
-        return output_dropout(self.concrete, self.dropout, y, key)
+    def _context_of_points(
+        self, context: Array
+    ) -> tuple[tuple[HeadLinear, HeadLinear | Array], "SeenByPoints"]:
+        """The weights by which a point mixes and leaves its heads, and the context as it sees it."""
+        cross = given_context(self.cross)
+        query, mixing = cross.by_heads(self.heads)
+        seen = seen_by_points(cross.attended(context), query, self.scale)
+        return (heads_lib.out_of(self.project_out, self.heads), mixing), seen
 
 
 class SeenByPoints(NamedTuple):
