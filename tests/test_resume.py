@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from commands import TINY, assert_one_line, call, start, wait
+from processes import fast
 from saved import saved_arrays, saved_steps
 
 from experiments import train
@@ -37,9 +38,7 @@ def launch(cache: Path, folder: Path):
         "mesh.cpu_devices=2",
         f"data.cache_dir={cache}",
         f"hydra.run.dir={folder}",
-        JAX_COMPILATION_CACHE_DIR=str(cache / "programs"),
-        JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="0",
-        JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES="-1",
+        **fast(cache),
     )
 
 
