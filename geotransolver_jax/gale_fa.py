@@ -124,7 +124,7 @@ class GALEFA(FLAREAttention):
     def _context_of_points(
         self, context: Array
     ) -> tuple[tuple[HeadLinear, HeadLinear | Array], "SeenByPoints"]:
-        """The weights by which a point mixes and leaves its heads, and the context as it sees it."""
+        """Weights by which a point mixes and leaves its heads, and the context as it sees it."""
         cross = given_context(self.cross)
         query, mixing = cross.by_heads(self.heads)
         seen = seen_by_points(cross.attended(context), query, self.scale)
