@@ -17,15 +17,15 @@ from typing import Any
 
 import numpy as np
 
+from experiments.building import build_model
 from experiments.cli import one_line_errors
-from experiments.data import Dataset
+from experiments.configuration.schema import MODELS, StoreConfig, StreamConfig
+from experiments.data.dataset import Dataset
 from experiments.files import write_json
 from experiments.meshes.dataset import StoreSplit
 from experiments.meshes.sample_arrays import StoredSample
 from experiments.meshes.store import write_sample
-from experiments.run import build_model
-from experiments.schema import MODELS, StoreConfig, StreamConfig
-from experiments.whole_cloud import WholeCloud
+from experiments.results.whole_cloud import WholeCloud
 
 _NAME = "sample"
 _FIELDS = ("p", "U_x", "U_y", "U_z")

@@ -13,14 +13,14 @@ from typing import Any
 import jax
 
 from benchmarks.large_sample import STREAM, make_sample
-from experiments.batches import Loader
+from experiments.building import build_model
 from experiments.cli import one_line_errors
-from experiments.data import load_dataset
+from experiments.configuration.schema import MODELS, OptimizerConfig, StoreConfig
+from experiments.data.batches import Loader
+from experiments.datasets import load_dataset
 from experiments.files import write_json
-from experiments.optimizer import make_optimizer
-from experiments.run import build_model
-from experiments.schema import MODELS, OptimizerConfig, StoreConfig
-from experiments.training import initial_state, make_step
+from experiments.training.optimizer import make_optimizer
+from experiments.training.steps import initial_state, make_step
 
 _SAMPLES = 8
 

@@ -17,7 +17,7 @@ from benchmarks.collectives import collectives
 from benchmarks.memory import memory_of
 from benchmarks.program import text_of
 from benchmarks.virtual_devices import use_virtual_devices
-from experiments.training import relative_l2
+from experiments.training.steps import relative_l2
 from flare_jax.heads import HeadLinear, HeadScores, LatentWeights
 from flare_jax.linear import linear
 from flare_jax.mixer import flare_mixer

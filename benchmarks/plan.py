@@ -25,19 +25,19 @@ from benchmarks.machines import Machine, machine_of
 from benchmarks.memory import memory_of
 from benchmarks.program import Program, text_of
 from benchmarks.topologies import target_mesh
-from experiments import config as configs
-from experiments.batch import Batch, Statistics, Stream
+from experiments.building import build_model
 from experiments.cli import one_line_errors
-from experiments.data import statistics_like
-from experiments.description import Description, StreamDescription
+from experiments.configuration import configs
+from experiments.configuration.schema import ExperimentConfig, GeoTransolverConfig
+from experiments.data.batch import Batch, Statistics, Stream
+from experiments.data.dataset import statistics_like
+from experiments.data.description import Description, StreamDescription
 from experiments.files import write_json
-from experiments.finetuning import Tuning
+from experiments.finetuning.tuning import Tuning
 from experiments.models import Model
-from experiments.optimizer import make_optimizer
 from experiments.prediction import predict
-from experiments.run import build_model
-from experiments.schema import ExperimentConfig, GeoTransolverConfig
-from experiments.training import TrainState, abstract_state, make_step
+from experiments.training.optimizer import make_optimizer
+from experiments.training.steps import TrainState, abstract_state, make_step
 from geotransolver_jax import Neighborhoods
 from parallel import mesh as mesh_lib
 from parallel.mesh import DATA, POINTS

@@ -17,27 +17,28 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Float
 
-from experiments import physicsnemo_names
-from experiments.batch import Batch
-from experiments.batches import Loader
+from experiments.building import build_model, count_parameters
 from experiments.cli import one_line_errors
-from experiments.data import Dataset, load_dataset
-from experiments.files import write_atomically, write_json
-from experiments.models import Model
-from experiments.optimizer import make_optimizer
-from experiments.physicsnemo import state_dict
-from experiments.physicsnemo_arguments import model_arguments, model_name
-from experiments.physicsnemo_files import Checkpoint, write_checkpoint
-from experiments.prediction import model_inputs
-from experiments.run import build_model, count_parameters
-from experiments.schema import (
+from experiments.configuration.schema import (
     DarcyConfig,
     FlareConfig,
     GeoTransolverConfig,
     ModelConfig,
     OptimizerConfig,
 )
-from experiments.training import initial_state, make_step
+from experiments.data.batch import Batch
+from experiments.data.batches import Loader
+from experiments.data.dataset import Dataset
+from experiments.datasets import load_dataset
+from experiments.files import write_atomically, write_json
+from experiments.models import Model
+from experiments.physicsnemo import names as physicsnemo_names
+from experiments.physicsnemo.arguments import model_arguments, model_name
+from experiments.physicsnemo.files import Checkpoint, write_checkpoint
+from experiments.physicsnemo.weights import state_dict
+from experiments.prediction import model_inputs
+from experiments.training.optimizer import make_optimizer
+from experiments.training.steps import initial_state, make_step
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt

@@ -1,6 +1,6 @@
 """`python docs/reference.py`: writes the pages that are made of the code.
 
-`configuration.md` from the dataclasses of `experiments.schema` and the files of `configs/`,
+`configuration.md` from the dataclasses of the configuration and the files of `configs/`,
 `api/*.md` from the public names and the parsers of the commands. A test compares the pages that are
 kept with what this writes.
 """
@@ -15,23 +15,23 @@ from reference_configuration import configuration
 
 FOLDER = Path(__file__).parent
 EXPERIMENTS = (
-    "experiments.data.Split",
-    "experiments.data.Dataset",
-    "experiments.data.GridSplit",
-    "experiments.data.load_dataset",
-    "experiments.description.StreamDescription",
-    "experiments.description.Description",
-    "experiments.batch.Windows",
-    "experiments.batch.Cloud",
-    "experiments.batch.Sample",
-    "experiments.batch.Statistics",
-    "experiments.moments.Moments",
-    "experiments.run.build_model",
+    "experiments.data.dataset.Split",
+    "experiments.data.dataset.Dataset",
+    "experiments.data.in_memory.GridSplit",
+    "experiments.datasets.load_dataset",
+    "experiments.data.description.StreamDescription",
+    "experiments.data.description.Description",
+    "experiments.data.batch.Windows",
+    "experiments.data.batch.Cloud",
+    "experiments.data.batch.Sample",
+    "experiments.data.batch.Statistics",
+    "experiments.data.moments.Moments",
+    "experiments.building.build_model",
     "experiments.prediction.model_inputs",
     "experiments.train.train",
     "experiments.evaluate.evaluate",
-    "experiments.trained.restore",
-    "experiments.physicsnemo.load_state_dict",
+    "experiments.training.trained.restore",
+    "experiments.physicsnemo.weights.load_state_dict",
 )
 
 

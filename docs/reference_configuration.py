@@ -1,4 +1,4 @@
-"""The page of all keys, from the dataclasses of `experiments.schema` and from `configs/`."""
+"""The page of all keys, from the dataclasses of the configuration and from `configs/`."""
 
 import dataclasses
 import re
@@ -12,9 +12,8 @@ import yaml
 from docstrings import sections, summary
 from omegaconf import MISSING, OmegaConf
 
-from experiments import config as configs
-from experiments import schema
-from experiments.config_values import RANGES
+from experiments.configuration import configs, schema
+from experiments.configuration.values import RANGES
 from flare_jax import FLARE
 from geotransolver_jax import GeoTransolver, Transolver
 from parallel import make_mesh
@@ -146,10 +145,11 @@ def configuration() -> str:
     lines = [
         "# Configuration",
         "",
-        "<!-- Written by docs/reference.py; change experiments/schema.py or configs/ instead. -->",
+        "<!-- Written by docs/reference.py. -->",
         "",
-        "Every key of `python -m experiments.train`, made from `experiments/schema.py` and",
-        "`configs/`. `group=choice` takes a file of a group, `group.key=value` changes a value;",
+        "Every key of `python -m experiments.train`, made from `configs/` and",
+        "`experiments/configuration/schema.py`. `group=choice` takes a file of a group,",
+        "`group.key=value` changes a value;",
         "the default is that of the choice. [Experiments](experiments.md) says how to use them.",
         "",
         "The default experiment is " + defaults() + ".",

@@ -14,17 +14,17 @@ import pyvista
 from jaxtyping import Float64
 from tqdm import tqdm
 
-from experiments.body_flow import (
+from experiments.cli import one_line_errors
+from experiments.files import write_atomically, write_json
+from experiments.problems.body_flow import (
     Panels,
     ellipsoid_velocity,
     panel_velocity,
     pressure_coefficient,
 )
-from experiments.body_shapes import draw_body
-from experiments.cli import one_line_errors
-from experiments.files import write_atomically, write_json
-from experiments.splits import require_integer
-from experiments.workers import in_processes
+from experiments.problems.body_shapes import draw_body
+from experiments.problems.splits import require_integer
+from experiments.processes.workers import in_processes
 
 AIR_DENSITY = 1.2
 STREAM_VELOCITY_RANGE = (20.0, 40.0)
@@ -39,7 +39,7 @@ class Sample(NamedTuple):
     """A body in a free stream.
 
     Attributes:
-        kind: of the body, one of `experiments.body_shapes.KINDS`.
+        kind: of the body, one of `experiments.problems.body_shapes.KINDS`.
         panels: the body, in m; the box around it is 1 m long before it is deformed.
         direction: unit vector of the free stream.
         stream_velocity: speed of the free stream in m/s.

@@ -24,7 +24,7 @@ from experiments.files import locked, write_json
 from experiments.meshes.sample_arrays import StoredSample
 from experiments.meshes.samples import Contents, Source, find_samples, read_sample
 from experiments.meshes.store import create_store, remove_partial, write_sample
-from experiments.workers import in_processes
+from experiments.processes.workers import in_processes
 
 _KINDS = ("surface", "volume")
 REPORT = "report.json"

@@ -11,16 +11,17 @@ from typing import Any, NamedTuple
 import jax
 from flax import nnx
 
-from experiments import config as configs
+from experiments.building import cache_neighbors, count_parameters, describe_mesh, make_device_mesh
 from experiments.cli import add_run, one_line_errors
-from experiments.data import Dataset, load_dataset
-from experiments.distributed import together
-from experiments.evaluation import SplitResult, evaluate_split, field_table, metrics_of
-from experiments.metrics_tables import metrics_table, write_metrics
-from experiments.run import cache_neighbors, count_parameters, describe_mesh, make_device_mesh
-from experiments.schema import ExperimentConfig
-from experiments.trained import restore
-from experiments.training import make_evaluation
+from experiments.configuration import configs
+from experiments.configuration.schema import ExperimentConfig
+from experiments.data.dataset import Dataset
+from experiments.datasets import load_dataset
+from experiments.processes.distributed import together
+from experiments.results.evaluation import SplitResult, evaluate_split, field_table, metrics_of
+from experiments.results.metrics_tables import metrics_table, write_metrics
+from experiments.training.steps import make_evaluation
+from experiments.training.trained import restore
 
 
 class Evaluated(NamedTuple):

@@ -18,16 +18,16 @@ from flax import nnx
 from jax import export
 from jaxtyping import Array, Float, PyTree
 
-from experiments import config as configs
-from experiments.batch import Batch, Statistics, Stream
 from experiments.cli import add_run, one_line_errors
-from experiments.clusters import require_alone
-from experiments.description import Description
+from experiments.configuration import configs
+from experiments.configuration.schema import StoreConfig
+from experiments.data.batch import Batch, Statistics, Stream
+from experiments.data.description import Description
 from experiments.files import write_atomically, write_json
 from experiments.models import Model
 from experiments.prediction import COORDINATES, predict
-from experiments.schema import StoreConfig
-from experiments.trained import Trained, restore
+from experiments.processes.clusters import require_alone
+from experiments.training.trained import restore_run
 from geotransolver_jax import GeoTransolver
 from parallel import mesh as mesh_lib
 from parallel.parameters import split_weights
@@ -152,25 +152,6 @@ def describe(exported: export.Exported, description: Description) -> dict[str, A
         "jax": jax.__version__,
         "calling_convention_version": exported.calling_convention_version,
     }
-
-
-def restore_run(run: Path, which: str) -> tuple[Trained, Description]:
-    """A run on one device, whatever mesh it was trained on; its data is not needed.
-
-    Args:
-        run: the run's folder.
-        which: `last` or `best` checkpoint.
-
-    Raises:
-        FileNotFoundError: there is no run or no checkpoint.
-        ValueError: the checkpoint is damaged or of another model.
-    """
-    config = configs.load(run)
-    if hasattr(config.model, "attention_backend"):
-        # A fused kernel is no part of what can be exported; XLA computes the same.
-        config.model.attention_backend = "xla"
-    description = Description.load(run)
-    return restore(run, config, description, which), description
 
 
 def write_program(run: Path, out: Path, which: str, platforms: Sequence[str] | None) -> int:

@@ -11,16 +11,16 @@ from typing import Any
 
 import numpy as np
 
-from experiments import config as configs
-from experiments.batch import Statistics
 from experiments.cli import add_run, one_line_errors
-from experiments.clusters import require_alone
-from experiments.description import Description
-from experiments.export import restore_run
+from experiments.configuration import configs
+from experiments.data.batch import Statistics
+from experiments.data.description import Description
 from experiments.files import write_json
-from experiments.physicsnemo import state_dict
-from experiments.physicsnemo_arguments import model_arguments, model_name
-from experiments.physicsnemo_files import SUFFIX, Checkpoint, write_checkpoint
+from experiments.physicsnemo.arguments import model_arguments, model_name
+from experiments.physicsnemo.files import SUFFIX, Checkpoint, write_checkpoint
+from experiments.physicsnemo.weights import state_dict
+from experiments.processes.clusters import require_alone
+from experiments.training.trained import restore_run
 
 
 def export_run(run: Path, out: Path, which: str) -> int:

@@ -22,31 +22,32 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from experiments import config as configs
-from experiments import physicsnemo_names
-from experiments.batch import Scale, Statistics
-from experiments.batches import Loader
-from experiments.checkpoints import Checkpoints
+from experiments.building import build_model, count_parameters, make_device_mesh
 from experiments.cli import one_line_errors
-from experiments.config_errors import explain, known_keys
-from experiments.data import Dataset, load_dataset, statistics_like
-from experiments.description import Description
-from experiments.finetuning import Tuning
+from experiments.configuration import configs
+from experiments.configuration.errors import explain, known_keys
+from experiments.configuration.schema import ExperimentConfig
+from experiments.data.batch import Scale, Statistics
+from experiments.data.batches import Loader
+from experiments.data.dataset import Dataset, statistics_like
+from experiments.data.description import Description
+from experiments.datasets import load_dataset
+from experiments.finetuning.tuning import Tuning
 from experiments.messages import one_line
 from experiments.models import Model
-from experiments.optimizer import make_optimizer
-from experiments.physicsnemo import load_state_dict
-from experiments.physicsnemo_arguments import (
+from experiments.physicsnemo import names as physicsnemo_names
+from experiments.physicsnemo.arguments import (
     check_grid,
     check_widths,
     choice,
     model_arguments,
     model_settings,
 )
-from experiments.physicsnemo_files import Checkpoint, read_checkpoint
-from experiments.run import build_model, count_parameters, make_device_mesh
-from experiments.schema import ExperimentConfig
-from experiments.training import initial_state
+from experiments.physicsnemo.files import Checkpoint, read_checkpoint
+from experiments.physicsnemo.weights import load_state_dict
+from experiments.training.checkpoints import Checkpoints
+from experiments.training.optimizer import make_optimizer
+from experiments.training.steps import initial_state
 
 NORMALIZATIONS = ("data", "identity")
 

@@ -16,18 +16,18 @@ from typing import Any
 
 import jax
 
-from experiments import config as configs
+from experiments.building import describe_mesh, make_device_mesh
 from experiments.cli import add_run, one_line_errors
-from experiments.coordination import all_or_none, by_first
-from experiments.description import Description
-from experiments.distributed import together
+from experiments.configuration import configs
+from experiments.configuration.schema import ExperimentConfig, StoreConfig
+from experiments.data.description import Description
 from experiments.files import write_json
 from experiments.meshes.outputs import write_prediction
 from experiments.meshes.predicted import Input, Prediction, errors_of, read_input
-from experiments.run import describe_mesh, make_device_mesh
-from experiments.schema import ExperimentConfig, StoreConfig
-from experiments.trained import restore
-from experiments.whole_cloud import CloudState, WholeCloud, dropout_moments
+from experiments.processes.coordination import all_or_none, by_first
+from experiments.processes.distributed import together
+from experiments.results.whole_cloud import CloudState, WholeCloud, dropout_moments
+from experiments.training.trained import restore
 
 SUMMARY = "predictions.json"
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from experiments.batch import Batch, Cloud, Scale, Statistics, Stream, StreamStatistics
+from experiments.data.batch import Batch, Cloud, Scale, Statistics, Stream, StreamStatistics
 from experiments.models import Model
 from geotransolver_jax import GeoTransolver
 from parallel.annotations import AnyArray

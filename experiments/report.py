@@ -10,15 +10,16 @@ from typing import Any
 import jax
 import numpy as np
 
-from experiments.batch import Windows
 from experiments.cli import one_line_errors
-from experiments.data import AirfoilSplit, Dataset, GridSplit
+from experiments.data.batch import Windows
+from experiments.data.dataset import Dataset
+from experiments.data.in_memory import AirfoilSplit, GridSplit
 from experiments.evaluate import Evaluated, evaluate_run, parse_run
-from experiments.figures import picture
-from experiments.logs import read_log
-from experiments.metrics_tables import metrics_table
-from experiments.report_pages import ReportContent, write_report
-from experiments.sample_pictures import render_points
+from experiments.pictures.figures import picture
+from experiments.pictures.samples import render_points
+from experiments.results.metrics_tables import metrics_table
+from experiments.results.report_pages import ReportContent, write_report
+from experiments.training.logs import read_log
 
 REPORT_FILE = "report.html"
 

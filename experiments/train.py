@@ -16,18 +16,20 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from experiments import config as configs
-from experiments.cli import StopSignals, one_line_errors
-from experiments.config_errors import explain, known_keys
-from experiments.coordination import first_then_others
-from experiments.data import Dataset, load_dataset
-from experiments.distributed import together
-from experiments.faults import only_run_in
-from experiments.logs import LOG_FILE
-from experiments.run import make_device_mesh
-from experiments.schema import ExperimentConfig
-from experiments.summary import finish
-from experiments.training_run import TrainingRun
+from experiments.building import make_device_mesh
+from experiments.cli import one_line_errors
+from experiments.configuration import configs
+from experiments.configuration.errors import explain, known_keys
+from experiments.configuration.schema import ExperimentConfig
+from experiments.data.dataset import Dataset
+from experiments.datasets import load_dataset
+from experiments.processes.coordination import first_then_others
+from experiments.processes.distributed import together
+from experiments.processes.signals import StopSignals
+from experiments.training.faults import only_run_in
+from experiments.training.logs import LOG_FILE
+from experiments.training.run import TrainingRun
+from experiments.training.summary import finish
 
 
 def train(config: ExperimentConfig, folder: Path) -> dict[str, Any] | None:

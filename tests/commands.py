@@ -13,9 +13,8 @@ from typing import NamedTuple
 import hydra
 import pytest
 
-from experiments import config as configs
-from experiments import schema
 from experiments.cli import one_line_errors
+from experiments.configuration import configs, schema
 
 ROOT = Path(__file__).parents[1]
 

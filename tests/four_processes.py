@@ -13,12 +13,12 @@ import jax
 import numpy as np
 
 import parallel
-from experiments.batch import Batch, Windows
+from experiments.configuration.schema import StoreConfig, StreamConfig
+from experiments.data.batch import Batch, Windows
+from experiments.data.moments import Moments
+from experiments.data.placement import Placement
 from experiments.meshes.dataset import StoreSplit
 from experiments.meshes.store import Store
-from experiments.moments import Moments
-from experiments.placement import Placement
-from experiments.schema import StoreConfig, StreamConfig
 
 BATCH = 4
 MESHES = [dict(data=1, points=8), dict(data=2, points=4), dict(data=4, points=2)]

@@ -8,7 +8,7 @@ from pathlib import Path
 from commands import Result, free_port, start, wait
 from saved import saved_steps
 
-from experiments.logs import read_log
+from experiments.training.logs import read_log
 
 PROCESSES, DEVICES = 4, 2
 SMALL = [

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import numpy as np
 
+from experiments.configuration.schema import StoreConfig, StreamConfig
 from experiments.meshes.dataset import StoreSplit
 from experiments.meshes.store import Store, create_store, write_sample
-from experiments.schema import StoreConfig, StreamConfig
 
 SURFACE_FIELDS = ["p", "tau_x", "tau_y", "tau_z"]
 VOLUME_FIELDS = ["U_x", "U_y", "U_z", "p", "nut"]

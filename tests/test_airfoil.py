@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from experiments.airfoil import (
+from experiments.problems.airfoil import (
     FARTHEST_POINT,
     NEAREST_POINT,
     concatenate,
@@ -11,8 +11,8 @@ from experiments.airfoil import (
     make_sample,
     surface_lift,
 )
-from experiments.airfoil_flow import solve_airfoil
-from experiments.airfoil_shapes import (
+from experiments.problems.airfoil_flow import solve_airfoil
+from experiments.problems.airfoil_shapes import (
     NacaParameters,
     contains,
     distance_to,

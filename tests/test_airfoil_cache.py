@@ -6,12 +6,17 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 
-from experiments import airfoil_cache, airfoil_flow
-from experiments.airfoil import AirfoilArrays
-from experiments.airfoil_cache import load_airfoil, sample_of, shape_numbers
-from experiments.airfoil_flow import solve_airfoil
-from experiments.airfoil_shapes import NacaParameters, naca_outline, panel_nodes, sample_naca
-from experiments.schema import AirfoilConfig
+from experiments.configuration.schema import AirfoilConfig
+from experiments.problems import airfoil_cache, airfoil_flow
+from experiments.problems.airfoil import AirfoilArrays
+from experiments.problems.airfoil_cache import load_airfoil, sample_of, shape_numbers
+from experiments.problems.airfoil_flow import solve_airfoil
+from experiments.problems.airfoil_shapes import (
+    NacaParameters,
+    naca_outline,
+    panel_nodes,
+    sample_naca,
+)
 
 SETTINGS = AirfoilConfig(points=60, surface_points=32, angles=2, seed=5)
 SPLITS = {"train": 5, "validation": 2, "test": 3}
@@ -240,7 +245,7 @@ def test_too_few_files_are_named(tmp_path):
 
 
 def test_collection_without_its_package_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr("experiments.airfoil_files.find_spec", lambda name: None)
+    monkeypatch.setattr("experiments.problems.airfoil_files.find_spec", lambda name: None)
     with pytest.raises(
         FileNotFoundError, match=r"data\.shapes=uiuc: expected the package"
     ) as error:

@@ -5,15 +5,15 @@ import importlib.machinery
 import numpy as np
 import pytest
 
-from experiments import airfoil_files
-from experiments.airfoil_files import (
+from experiments.problems import airfoil_files
+from experiments.problems.airfoil_files import (
     airfoil_paths,
     fingerprint,
     read_nodes,
     read_shapes,
     uiuc_folder,
 )
-from experiments.airfoil_shapes import NacaParameters, naca_outline, panel_nodes
+from experiments.problems.airfoil_shapes import NacaParameters, naca_outline, panel_nodes
 
 NACA = NacaParameters(0.12, 0.04, 0.4)
 # 81 points, as such files have.

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from experiments import airfoil_flow
-from experiments.airfoil_flow import Panels, lift_coefficient, solve_airfoil
-from experiments.airfoil_shapes import (
+from experiments.problems import airfoil_flow
+from experiments.problems.airfoil_flow import Panels, lift_coefficient, solve_airfoil
+from experiments.problems.airfoil_shapes import (
     NacaParameters,
     contains,
     distance_to,

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from experiments.airfoil_shapes import (
+from experiments.problems.airfoil_shapes import (
     CAMBER_POSITION_RANGE,
     CAMBER_RANGE,
     THICKNESS_RANGE,

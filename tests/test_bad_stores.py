@@ -19,18 +19,18 @@ from stores import (  # noqa: E402
     numbers,
 )
 
-from experiments.batches import Loader  # noqa: E402
-from experiments.data import load_dataset  # noqa: E402
-from experiments.meshes import store as stores  # noqa: E402
-from experiments.meshes.store import create_store, write_sample  # noqa: E402
-from experiments.run import build_model  # noqa: E402
-from experiments.schema import (  # noqa: E402
+from experiments.building import build_model  # noqa: E402
+from experiments.configuration.schema import (  # noqa: E402
     FlareConfig,
     ForcesConfig,
     FrameConfig,
     FreeStreamConfig,
     GeoTransolverConfig,
 )
+from experiments.data.batches import Loader  # noqa: E402
+from experiments.datasets import load_dataset  # noqa: E402
+from experiments.meshes import store as stores  # noqa: E402
+from experiments.meshes.store import create_store, write_sample  # noqa: E402
 
 BOTH = {"surface": SURFACE, "volume": VOLUME}
 TINY = dict(n_layers=1, n_hidden=16, n_head=2, slice_num=4)

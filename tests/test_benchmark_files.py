@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import scipy.io
 
-from experiments.batches import whole_batches
-from experiments.benchmark_files import RepeatedRows, load_benchmark
-from experiments.data import load_dataset
+from experiments.building import build_model
+from experiments.configuration.schema import BenchmarkConfig, FlareConfig, GeoTransolverConfig
+from experiments.data.batches import whole_batches
+from experiments.datasets import load_dataset
 from experiments.prediction import predict
-from experiments.run import build_model
-from experiments.schema import BenchmarkConfig, FlareConfig, GeoTransolverConfig
+from experiments.problems.benchmark_files import RepeatedRows, load_benchmark
 
 FOLDERS = {
     "elasticity": "elasticity/Meshes",

@@ -21,7 +21,7 @@ from benchmarks.program import Program
 from benchmarks.scaling import figures
 from benchmarks.scaling import table as scaling_table
 from benchmarks.topologies import target_mesh
-from experiments.run import build_model
+from experiments.building import build_model
 from parallel import mesh as mesh_lib
 
 SMALL = dict(width=16, heads=2, latents=4, layers=1, mlp_ratio=2)

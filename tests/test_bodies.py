@@ -9,9 +9,9 @@ from commands import call
 pyvista = pytest.importorskip("pyvista")
 
 from experiments import bodies as command  # noqa: E402
-from experiments import body_flow, body_shapes  # noqa: E402
 from experiments.bodies import make_bodies, make_sample  # noqa: E402
-from experiments.body_flow import (  # noqa: E402
+from experiments.problems import body_flow, body_shapes  # noqa: E402
+from experiments.problems.body_flow import (  # noqa: E402
     Panels,
     ellipsoid_speeds,
     ellipsoid_velocity,
@@ -19,7 +19,7 @@ from experiments.body_flow import (  # noqa: E402
     panel_velocity,
     pressure_coefficient,
 )
-from experiments.body_shapes import KINDS, deformed, draw_body  # noqa: E402
+from experiments.problems.body_shapes import KINDS, deformed, draw_body  # noqa: E402
 
 DIRECTION = np.array([0.9, 0.3, -0.2]) / np.linalg.norm([0.9, 0.3, -0.2])
 FACES = 400

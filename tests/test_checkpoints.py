@@ -12,11 +12,11 @@ import pytest
 from commands import assert_one_line
 from conftest import on_mesh, placed, small_flare
 
-from experiments.batch import Scale, Statistics, StreamStatistics
-from experiments.checkpoints import Checkpoints
-from experiments.optimizer import make_optimizer
-from experiments.schema import OptimizerConfig
-from experiments.training import TrainState, abstract_state, initial_state
+from experiments.configuration.schema import OptimizerConfig
+from experiments.data.batch import Scale, Statistics, StreamStatistics
+from experiments.training.checkpoints import Checkpoints
+from experiments.training.optimizer import make_optimizer
+from experiments.training.steps import TrainState, abstract_state, initial_state
 
 NAN = float("nan")
 FX, EMBEDDING, TARGET = (

@@ -8,10 +8,10 @@ import matplotlib.pyplot as plt
 import pytest
 from commands import TINY, assert_one_line, call, compose, printed_metrics, start, wait
 
-from experiments import config as configs
 from experiments import evaluate, train
-from experiments.cli import swept
-from experiments.logs import RunLog, read_log
+from experiments.configuration import configs
+from experiments.configuration.sweeps import swept
+from experiments.training.logs import RunLog, read_log
 
 STEPS = 4
 RUN = [

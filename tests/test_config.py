@@ -8,11 +8,11 @@ import pytest
 from commands import assert_one_line, call, compose
 from omegaconf import OmegaConf
 
-from experiments import config as configs
-from experiments import schema, train
+from experiments import train
 from experiments.cli import one_line_errors
-from experiments.config import CONFIG_DIR
-from experiments.schema import ExperimentConfig
+from experiments.configuration import configs, schema
+from experiments.configuration.configs import CONFIG_DIR
+from experiments.configuration.schema import ExperimentConfig
 
 GROUPS = [
     f"{path.parent.name}={path.stem}"

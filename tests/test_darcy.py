@@ -5,7 +5,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from experiments import darcy
+from experiments.problems import darcy
 
 
 def relative_error(actual, expected):

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments import array_cache, darcy, darcy_cache
+from experiments.problems import array_cache, darcy, darcy_cache
 
 SPLITS = {"train": 3, "validation": 1, "test": 2}
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import scipy.io
 
-from experiments.darcy_files import load_darcy_mat
+from experiments.problems.darcy_files import load_darcy_mat
 
 
 def assert_one_line(error, *parts):

@@ -9,12 +9,14 @@ from commands import assert_one_line, reports_of
 from conftest import on_mesh
 
 import parallel
-from experiments.batch import Statistics
-from experiments.batches import Loader, evaluation_batch_size, whole_batches
-from experiments.data import Dataset, GridSplit, load_dataset
-from experiments.description import Description, StreamDescription
-from experiments.placement import Placement
-from experiments.schema import DarcyConfig, DataConfig
+from experiments.configuration.schema import DarcyConfig, DataConfig
+from experiments.data.batch import Statistics
+from experiments.data.batches import Loader, evaluation_batch_size, whole_batches
+from experiments.data.dataset import Dataset
+from experiments.data.description import Description, StreamDescription
+from experiments.data.in_memory import GridSplit
+from experiments.data.placement import Placement
+from experiments.datasets import load_dataset
 
 SAMPLES, POINTS = 12, 5
 

@@ -6,11 +6,11 @@ import pytest
 pyvista = pytest.importorskip("pyvista")
 pytest.importorskip("zarr")
 
-from experiments.batch import Windows  # noqa: E402
-from experiments.data import load_dataset  # noqa: E402
+from experiments.configuration.schema import StoreConfig, StreamConfig  # noqa: E402
+from experiments.data.batch import Windows  # noqa: E402
+from experiments.datasets import load_dataset  # noqa: E402
 from experiments.meshes import distances  # noqa: E402
 from experiments.meshes.store import create_store, write_sample  # noqa: E402
-from experiments.schema import StoreConfig, StreamConfig  # noqa: E402
 
 STREAM = StreamConfig(
     embedding=["volume_mesh_centers"],

@@ -16,11 +16,12 @@ from conftest import relative_difference, unchecked
 from flax import nnx
 from jax import export as jax_export
 
-from experiments import export, schema, train
-from experiments.batch import Batch, Scale, Statistics, Stream, StreamStatistics
-from experiments.description import Description, StreamDescription
+from experiments import export, train
+from experiments.building import build_model
+from experiments.configuration import schema
+from experiments.data.batch import Batch, Scale, Statistics, Stream, StreamStatistics
+from experiments.data.description import Description, StreamDescription
 from experiments.prediction import predict
-from experiments.run import build_model
 from parallel import chunks
 from parallel.neighbors import radius_search
 

@@ -16,11 +16,11 @@ from commands import TINY, assert_one_line, call
 from saved import saved_steps
 
 from experiments import evaluate, train
-from experiments.checkpoints import Checkpoints
-from experiments.data import GridSplit
-from experiments.faults import only_run_in
+from experiments.data.in_memory import GridSplit
 from experiments.fingerprints import fingerprints
-from experiments.logs import RunLog, read_log
+from experiments.training.checkpoints import Checkpoints
+from experiments.training.faults import only_run_in
+from experiments.training.logs import RunLog, read_log
 
 RUN = [*TINY, "train.batch_size=4", "train.checkpoint_every=1", "train.keep=9"]
 STEPS = 6

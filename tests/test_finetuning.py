@@ -16,18 +16,19 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from saved import saved_arrays
 from test_training import MESHES, STATISTICS, clouds, place, small_model, to_host
 
-from experiments import config as configs
-from experiments import evaluate, train, training_run
-from experiments.adapters import merged, with_adapters
-from experiments.description import Description
-from experiments.export import restore_run
-from experiments.finetuning import Tuning
-from experiments.optimizer import make_optimizer
-from experiments.run import build_model
-from experiments.schema import FinetuneConfig, OptimizerConfig
-from experiments.starting_weights import take_weights
-from experiments.training import initial_state, make_step
-from experiments.weight_groups import Rates, names_of
+from experiments import evaluate, train
+from experiments.building import build_model
+from experiments.configuration import configs
+from experiments.configuration.schema import FinetuneConfig, OptimizerConfig
+from experiments.data.description import Description
+from experiments.finetuning.adapters import merged, with_adapters
+from experiments.finetuning.tuning import Tuning
+from experiments.finetuning.weight_groups import Rates, names_of
+from experiments.training import run as training_run
+from experiments.training.optimizer import make_optimizer
+from experiments.training.starting_weights import take_weights
+from experiments.training.steps import initial_state, make_step
+from experiments.training.trained import restore_run
 
 ADAMW = OptimizerConfig(name="adamw", weight_decay=0.1, clip_norm=None, schedule="constant")
 MUON = OptimizerConfig(name="muon", weight_decay=0.1, schedule="constant")
@@ -332,8 +333,8 @@ def test_tuned_run_goes_on_with_the_same_bits_without_the_run_it_began_from(
 
 def test_adapters_are_merged_into_what_is_exported(tuned, tmp_path):
     from experiments.export_physicsnemo import export_run
-    from experiments.physicsnemo import state_dict
-    from experiments.physicsnemo_files import read_checkpoint
+    from experiments.physicsnemo.files import read_checkpoint
+    from experiments.physicsnemo.weights import state_dict
 
     folder, _ = tuned
     out = tmp_path / "tuned.mdlus"

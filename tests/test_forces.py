@@ -12,18 +12,18 @@ from stores import (  # noqa: E402
     numbers,
 )
 
-from experiments.data import load_dataset  # noqa: E402
+from experiments.configuration.schema import (  # noqa: E402
+    ForcesConfig,
+    FrameConfig,
+    FreeStreamConfig,
+)
+from experiments.datasets import load_dataset  # noqa: E402
 from experiments.meshes.forces import (  # noqa: E402
     force_coefficients,
     moment_coefficients,
     tractions,
 )
 from experiments.meshes.store import create_store, write_sample  # noqa: E402
-from experiments.schema import (  # noqa: E402
-    ForcesConfig,
-    FrameConfig,
-    FreeStreamConfig,
-)
 
 FLOW = FreeStreamConfig("air_density", "stream_velocity", "100000.0")
 

@@ -17,7 +17,7 @@ from conftest import (
 from flax import nnx
 
 import parallel
-from experiments.physicsnemo import load_state_dict
+from experiments.physicsnemo.weights import load_state_dict
 from flare_jax import FLARE
 from geotransolver_jax import Transolver
 

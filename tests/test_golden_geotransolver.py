@@ -19,7 +19,7 @@ from conftest import (
 from flax import nnx
 
 import parallel
-from experiments.physicsnemo import load_state_dict
+from experiments.physicsnemo.weights import load_state_dict
 from geotransolver_jax import GeoTransolver
 
 CASES = sorted(path.stem for path in GOLDEN.glob("geo_*.npz"))

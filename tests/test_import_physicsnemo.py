@@ -19,14 +19,14 @@ from commands import TINY, assert_one_line, call, compose, printed_metrics
 from conftest import GOLDEN, load_golden, relative_difference
 from flax import nnx
 
-from experiments import config as configs
 from experiments import evaluate, export_physicsnemo, import_physicsnemo, train
-from experiments.data import load_dataset
-from experiments.description import Description
-from experiments.export import restore_run
-from experiments.physicsnemo import load_state_dict, state_dict
-from experiments.physicsnemo_arguments import model_settings
-from experiments.physicsnemo_files import Checkpoint, read_checkpoint, write_checkpoint
+from experiments.configuration import configs
+from experiments.data.description import Description
+from experiments.datasets import load_dataset
+from experiments.physicsnemo.arguments import model_settings
+from experiments.physicsnemo.files import Checkpoint, read_checkpoint, write_checkpoint
+from experiments.physicsnemo.weights import load_state_dict, state_dict
+from experiments.training.trained import restore_run
 from flare_jax import FLARE
 from geotransolver_jax import GeoTransolver, Transolver
 

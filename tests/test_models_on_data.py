@@ -9,14 +9,19 @@ from commands import TINY, call, printed_metrics
 from conftest import on_mesh
 
 from experiments import evaluate, train
-from experiments.batches import Loader, whole_batches
-from experiments.data import load_dataset
-from experiments.evaluation import SplitResult, metrics_of, r_squared
-from experiments.field_errors import FieldErrors
-from experiments.placement import Placement
+from experiments.building import build_model
+from experiments.configuration.schema import (
+    AirfoilConfig,
+    FlareConfig,
+    GeoTransolverConfig,
+    TransolverConfig,
+)
+from experiments.data.batches import Loader, whole_batches
+from experiments.data.placement import Placement
+from experiments.datasets import load_dataset
 from experiments.prediction import model_inputs
-from experiments.run import build_model
-from experiments.schema import AirfoilConfig, FlareConfig, GeoTransolverConfig, TransolverConfig
+from experiments.results.evaluation import SplitResult, metrics_of, r_squared
+from experiments.results.field_errors import FieldErrors
 
 AIRFOILS = dict(
     points=40, max_points=60, surface_points=32, train=6, validation=2, test=5, angles=2

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from experiments.moments import Moments
+from experiments.data.moments import Moments
 
 
 @pytest.mark.parametrize("block", [1, 7, 1000, 5000])

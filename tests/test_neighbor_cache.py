@@ -21,21 +21,21 @@ from stores import (  # noqa: E402
 )
 
 import parallel  # noqa: E402
-from experiments.batch import Windows  # noqa: E402
-from experiments.batches import Loader  # noqa: E402
-from experiments.data import load_dataset  # noqa: E402
-from experiments.meshes import neighbor_cache  # noqa: E402
-from experiments.meshes.neighbor_cache import NeighborCache  # noqa: E402
-from experiments.meshes.store import write_sample  # noqa: E402
-from experiments.neighborhoods import nearest_within  # noqa: E402
-from experiments.optimizer import make_optimizer  # noqa: E402
-from experiments.run import build_model, cache_neighbors  # noqa: E402
-from experiments.schema import (  # noqa: E402
+from experiments.building import build_model, cache_neighbors  # noqa: E402
+from experiments.configuration.schema import (  # noqa: E402
     ExperimentConfig,
     FrameConfig,
     GeoTransolverConfig,
 )
-from experiments.training import initial_state, make_step  # noqa: E402
+from experiments.data.batch import Windows  # noqa: E402
+from experiments.data.batches import Loader  # noqa: E402
+from experiments.data.neighborhoods import nearest_within  # noqa: E402
+from experiments.datasets import load_dataset  # noqa: E402
+from experiments.meshes import neighbor_cache  # noqa: E402
+from experiments.meshes.neighbor_cache import NeighborCache  # noqa: E402
+from experiments.meshes.store import write_sample  # noqa: E402
+from experiments.training.optimizer import make_optimizer  # noqa: E402
+from experiments.training.steps import initial_state, make_step  # noqa: E402
 
 EVERY = slice(None)
 BOTH = {"surface": SURFACE, "volume": VOLUME}

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import parallel
-from experiments.neighborhoods import find_neighborhoods, nearest_within
+from experiments.data.neighborhoods import find_neighborhoods, nearest_within
 from parallel.neighbors import Neighbors
 
 

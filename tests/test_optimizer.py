@@ -8,8 +8,8 @@ import numpy as np
 import optax
 import pytest
 
-from experiments.optimizer import make_optimizer, make_schedule
-from experiments.schema import OPTIMIZERS, SCHEDULES, OptimizerConfig
+from experiments.configuration.schema import OPTIMIZERS, SCHEDULES, OptimizerConfig
+from experiments.training.optimizer import make_optimizer, make_schedule
 
 STEPS = 50
 PEAK = 0.3

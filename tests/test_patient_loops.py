@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from experiments.patient_loops import patient_loops
+from experiments.processes.patient_loops import patient_loops
 
 
 def test_what_runs_beside_a_failure_ends_before_the_loop_closes():

@@ -9,7 +9,7 @@ import pytest
 from conftest import MESHES, load_golden, on_mesh
 from flax import nnx
 
-from experiments.physicsnemo import load_state_dict
+from experiments.physicsnemo.weights import load_state_dict
 from flare_jax import FLARE, FLAREAttention
 
 

@@ -25,14 +25,14 @@ from processes import (
 )
 from saved import saved_arrays, saved_steps
 
-from experiments import config as configs
 from experiments import export, train
 from experiments import launch as launcher
-from experiments.agreement import Agreement
-from experiments.cli import StopSignals
-from experiments.clusters import Cluster, find_cluster
-from experiments.logs import read_log
-from experiments.lost_processes import LOST_PEER
+from experiments.configuration import configs
+from experiments.processes.agreement import Agreement
+from experiments.processes.clusters import Cluster, find_cluster
+from experiments.processes.lost_processes import LOST_PEER
+from experiments.processes.signals import StopSignals
+from experiments.training.logs import read_log
 
 STEPS = 30
 RUNS = {"flare": DARCY, "geotransolver": AIRFOILS}

@@ -12,10 +12,12 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from experiments import picture_panels, sample_pictures, surface_pictures
-from experiments.metrics_tables import metrics_table, write_metrics
-from experiments.report_pages import ReportContent, write_report
-from experiments.sample_pictures import render_points
+from experiments.pictures import panels as picture_panels
+from experiments.pictures import samples as sample_pictures
+from experiments.pictures import surfaces as surface_pictures
+from experiments.pictures.samples import render_points
+from experiments.results.metrics_tables import metrics_table, write_metrics
+from experiments.results.report_pages import ReportContent, write_report
 
 VOID_TAGS = {"meta", "img", "br"}
 

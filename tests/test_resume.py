@@ -13,7 +13,7 @@ from processes import fast
 from saved import saved_arrays, saved_steps
 
 from experiments import train
-from experiments.logs import read_log
+from experiments.training.logs import read_log
 
 STEPS = 40
 # All that a training carries from step to step matters: moments, average, random key, loader.

@@ -19,20 +19,20 @@ from stores import (  # noqa: E402
     split_of,
 )
 
-from experiments.batch import Windows  # noqa: E402
-from experiments.batches import Loader, whole_batches  # noqa: E402
-from experiments.data import load_dataset  # noqa: E402
-from experiments.description import Description  # noqa: E402
+from experiments.configuration.schema import (  # noqa: E402
+    FrameConfig,
+    FreeStreamConfig,
+    StreamConfig,
+)
+from experiments.data.batch import Windows  # noqa: E402
+from experiments.data.batches import Loader, whole_batches  # noqa: E402
+from experiments.data.description import Description  # noqa: E402
+from experiments.datasets import load_dataset  # noqa: E402
 from experiments.meshes.neighbor_cache import NeighborCache  # noqa: E402
 from experiments.meshes.rows import Rows  # noqa: E402
 from experiments.meshes.sample_arrays import HeldSample  # noqa: E402
 from experiments.meshes.store import Store, create_store, write_sample  # noqa: E402
 from experiments.meshes.wiring import Wired  # noqa: E402
-from experiments.schema import (  # noqa: E402
-    FrameConfig,
-    FreeStreamConfig,
-    StreamConfig,
-)
 
 EVERY = slice(None)
 BOTH = {"surface": SURFACE, "volume": VOLUME}

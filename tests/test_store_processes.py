@@ -10,8 +10,8 @@ from conftest import on_mesh
 
 zarr = pytest.importorskip("zarr")
 
+from experiments.data.placement import Placement  # noqa: E402
 from experiments.meshes.store import create_store, write_sample  # noqa: E402
-from experiments.placement import Placement  # noqa: E402
 
 pytestmark = pytest.mark.skipif(
     not Path("/proc/self/io").exists(), reason="what a process reads is counted by Linux alone"

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from commands import assert_one_line
 
-from experiments.torch_reading import read_tensors
-from experiments.torch_writing import write_tensors
+from experiments.formats.torch_reading import read_tensors
+from experiments.formats.torch_writing import write_tensors
 
 EMPTY = b"ccollections\nOrderedDict\n)R"
 FLOATS = np.arange(12, dtype=np.float32)

@@ -12,11 +12,11 @@ from conftest import assert_trees_close, on_mesh, placed, relative_difference, s
 from flax import nnx
 
 import parallel
-from experiments.batch import Batch, Scale, Statistics, Stream, StreamStatistics
-from experiments.field_errors import field_errors
-from experiments.optimizer import make_optimizer
-from experiments.schema import OptimizerConfig
-from experiments.training import (
+from experiments.configuration.schema import OptimizerConfig
+from experiments.data.batch import Batch, Scale, Statistics, Stream, StreamStatistics
+from experiments.results.field_errors import field_errors
+from experiments.training.optimizer import make_optimizer
+from experiments.training.steps import (
     TrainState,
     initial_state,
     make_evaluation,

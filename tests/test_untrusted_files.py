@@ -22,16 +22,18 @@ import scipy.io
 from commands import ROOT, TINY, assert_one_line, call, compose
 from test_torch_files import packed, read, state_dict, tensor
 
-from experiments import airfoil_files, limits, logs
-from experiments import config as configs
-from experiments.array_cache import read_arrays as read_cache
-from experiments.benchmark_files import load_benchmark
-from experiments.description import Description, StreamDescription
-from experiments.hydra_arguments import require_values
-from experiments.matlab_files import read_variable
-from experiments.physicsnemo_files import read_checkpoint
-from experiments.torch_reading import read_tensors
-from experiments.trained import restore
+from experiments.configuration import configs
+from experiments.configuration.hydra_arguments import require_values
+from experiments.data.description import Description, StreamDescription
+from experiments.formats import limits
+from experiments.formats.matlab_files import read_variable
+from experiments.formats.torch_reading import read_tensors
+from experiments.physicsnemo.files import read_checkpoint
+from experiments.problems import airfoil_files
+from experiments.problems.array_cache import read_arrays as read_cache
+from experiments.problems.benchmark_files import load_benchmark
+from experiments.training import logs
+from experiments.training.trained import restore
 
 pyvista = pytest.importorskip("pyvista")
 zarr = pytest.importorskip("zarr")
@@ -271,7 +273,7 @@ HDF5_BOMBS = {
 def test_hdf5_takes_the_memory_of_its_values(kind, ending, tmp_path, little, monkeypatch):
     fill, part = HDF5_BOMBS[kind]
     if kind == "declared chunk":
-        monkeypatch.setattr("experiments.hdf5_files.machine_memory", lambda: 2**29)
+        monkeypatch.setattr("experiments.formats.hdf5_files.machine_memory", lambda: 2**29)
     path = hdf5(tmp_path / f"a{ending}", fill)
     with little():
         text = refusal(

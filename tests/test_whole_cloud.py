@@ -9,9 +9,9 @@ from conftest import on_mesh, placed, relative_difference
 from flax import nnx
 
 import parallel
-from experiments.batch import Batch, Cloud, Sample, Scale, Statistics, Stream, StreamStatistics
+from experiments.data.batch import Batch, Cloud, Sample, Scale, Statistics, Stream, StreamStatistics
 from experiments.prediction import predict
-from experiments.whole_cloud import CloudState, WholeCloud, dropout_moments
+from experiments.results.whole_cloud import CloudState, WholeCloud, dropout_moments
 from flare_jax import FLARE
 from geotransolver_jax import GeoTransolver, Transolver
 

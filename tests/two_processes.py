@@ -13,10 +13,10 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 import parallel
-from experiments.batches import Loader, whole_batches
-from experiments.checkpoints import Checkpoints
-from experiments.coordination import all_or_none
-from experiments.data import GridSplit
+from experiments.data.batches import Loader, whole_batches
+from experiments.data.in_memory import GridSplit
+from experiments.processes.coordination import all_or_none
+from experiments.training.checkpoints import Checkpoints
 from parallel.on_host import points_to_host
 from parallel.placement import place, to_host
 

@@ -17,10 +17,10 @@ import h5py
 import numpy as np
 from jaxtyping import Shaped
 
-from experiments.hdf5_files import require_chunks, require_own_values
-from experiments.limits import MOST_TEXT, machine_memory
+from experiments.formats.hdf5_files import require_chunks, require_own_values
+from experiments.formats.limits import MOST_TEXT, machine_memory
+from experiments.formats.npy_files import Entry, npy_entry, npz_entries
 from experiments.messages import one_line
-from experiments.npy_files import Entry, npy_entry, npz_entries
 
 ARRAY_ENDINGS = (".npz", ".npy", ".h5", ".hdf5")
 

@@ -7,10 +7,10 @@ import jax
 import numpy as np
 from tqdm import tqdm
 
-from experiments.coordination import wait_for_all
 from experiments.files import locked
 from experiments.meshes.sample_arrays import StoredSample
 from experiments.meshes.store import Store, create_store, write_sample
+from experiments.processes.coordination import wait_for_all
 
 _METADATA = ("zarr.json", ".zgroup", ".zattrs", ".zarray")
 _OF = "found_of"

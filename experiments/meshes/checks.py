@@ -4,8 +4,8 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from experiments.configuration.schema import COEFFICIENTS, StoreConfig, StreamConfig
 from experiments.meshes.wiring import Wired
-from experiments.schema import COEFFICIENTS, StoreConfig, StreamConfig
 
 # Vertices of an STL keep their order when its triangles are shuffled, by which they are named.
 _NEVER_SHUFFLED = ("stl_coordinates", "stl_faces")

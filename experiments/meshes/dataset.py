@@ -10,8 +10,10 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
-from experiments.batch import Sample, Windows
-from experiments.description import Description
+from experiments.configuration.schema import StoreConfig
+from experiments.data.batch import Sample, Windows
+from experiments.data.description import Description
+from experiments.data.moments import Moments, over_processes
 from experiments.meshes.checks import check_config, check_sample, entries, shuffled_kind
 from experiments.meshes.distances import WithDistances, with_distances
 from experiments.meshes.neighbor_cache import NeighborCache
@@ -21,9 +23,7 @@ from experiments.meshes.sample_forces import forces_of
 from experiments.meshes.sample_inputs import cloud, describe, searched_entries, tokens
 from experiments.meshes.store import Store
 from experiments.meshes.wiring import Wired
-from experiments.moments import Moments, over_processes
 from experiments.prediction import COORDINATES
-from experiments.schema import StoreConfig
 from geotransolver_jax import Neighborhoods
 
 # A split of whole clouds with at most so many numbers is kept in memory when it has been read.
@@ -31,7 +31,7 @@ _READ_ONCE = 2**25
 
 
 class StoreSplit:
-    """Samples of a store; see `experiments.data.Split`."""
+    """Samples of a store; see `experiments.data.dataset.Split`."""
 
     def __init__(
         self,
@@ -205,7 +205,7 @@ class StoreSplit:
         return positions, geometry[:, :COORDINATES]
 
     def moments(self) -> dict[str, Moments]:
-        """Moments of all points of all samples, as `experiments.data.Split` has them.
+        """Moments of all points of all samples, as `experiments.data.dataset.Split` has them.
 
         Each process goes through its share of the samples.
         """

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 from xml.parsers import expat
 
-from experiments.archives import shown, stays_inside
-from experiments.limits import machine_memory
+from experiments.formats.archives import shown, stays_inside
+from experiments.formats.limits import machine_memory
 
 _BLOCKS = ".vtm"
 _XML_ENDINGS = (".vtp", ".vtu", ".vts", ".vti", ".vtr", _BLOCKS)

@@ -17,7 +17,7 @@ from zarr.codecs import ShardingCodec
 from zarr.core.buffer import Buffer, BufferPrototype
 from zarr.storage import LocalStore
 
-from experiments.limits import MOST_TEXT, machine_memory
+from experiments.formats.limits import MOST_TEXT, machine_memory
 from experiments.meshes.unpacking import BoundedPipeline  # noqa: F401  sets it
 
 _METADATA = ("zarr.json", ".zgroup", ".zarray", ".zattrs")

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from experiments.batch import Windows
+from experiments.data.batch import Windows
+from experiments.data.neighborhoods import find_neighborhoods
 from experiments.meshes.beside import kept_beside
-from experiments.neighborhoods import find_neighborhoods
 from geotransolver_jax import Neighborhoods
 from parallel.neighbors import Neighbors
 

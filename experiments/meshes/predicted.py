@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from experiments.batch import Sample
-from experiments.description import Description
+from experiments.configuration.schema import StoreConfig
+from experiments.data.batch import Sample
+from experiments.data.description import Description
 from experiments.meshes.arrays import ARRAY_ENDINGS
 from experiments.meshes.files import MESH_ENDINGS
 from experiments.meshes.groups import is_group
@@ -19,7 +20,6 @@ from experiments.meshes.sample_forces import forces_of
 from experiments.meshes.sample_inputs import cloud, tokens
 from experiments.meshes.samples import PARAMETERS, Contents, Source, read_sample
 from experiments.meshes.wiring import Wired
-from experiments.schema import StoreConfig
 
 _AXES = ("_x", "_y", "_z")
 

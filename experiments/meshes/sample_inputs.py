@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from experiments.batch import Cloud
-from experiments.description import Description, StreamDescription
+from experiments.configuration.schema import StreamConfig
+from experiments.data.batch import Cloud
+from experiments.data.description import Description, StreamDescription
 from experiments.meshes.rows import Rows
 from experiments.meshes.wiring import Wired
-from experiments.schema import StreamConfig
 
 
 def searched_entries(stream: StreamConfig) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyvista
 
-from experiments.limits import read_json
+from experiments.formats.limits import read_json
 from experiments.meshes import files, sampling
 from experiments.meshes.arrays import ARRAY_ENDINGS, read_arrays
 from experiments.meshes.features import signed_distance

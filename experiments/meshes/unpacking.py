@@ -17,7 +17,7 @@ from zarr.core.buffer import Buffer, NDBuffer
 from zarr.core.codec_pipeline import BatchedCodecPipeline
 from zarr.registry import fully_qualified_name, register_pipeline
 
-from experiments.limits import UNPACKED_UNSEEN, inflates_within
+from experiments.formats.limits import UNPACKED_UNSEEN, inflates_within
 
 _STEP = 2**20
 # RFC 8878.

@@ -13,10 +13,10 @@ from functools import cached_property
 import numpy as np
 from jaxtyping import Float, Float32
 
+from experiments.configuration.schema import StoreConfig
 from experiments.meshes.features import Frame, FreeStream
 from experiments.meshes.rows import Rows
 from experiments.meshes.sample_arrays import Arrays
-from experiments.schema import StoreConfig
 
 _COORDINATES = ("_mesh_centers", "_centers", "_coordinates")
 _DISTANCES = ("_signed_distance",)

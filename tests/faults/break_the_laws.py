@@ -112,7 +112,7 @@ FAULTS = {
     ),
     "loss-with-the-padding": Fault(
         4,
-        "experiments/training.py",
+        "experiments/training/steps.py",
         "target], axis=-1)), point_mask)",
         "target], axis=-1)), None)",
         "test_training.py -k padding",
@@ -161,7 +161,7 @@ FAULTS = {
     ),
     "values-out-of-range-taken": Fault(
         7,
-        "experiments/config.py",
+        "experiments/configuration/configs.py",
         "    check_values(merged)",
         "    pass",
         "test_config.py",

@@ -21,9 +21,9 @@ from processes import (  # noqa: E402
 )
 from saved import saved_arrays, saved_steps  # noqa: E402
 
-from experiments.data import load_dataset  # noqa: E402
-from experiments.logs import read_log  # noqa: E402
+from experiments.datasets import load_dataset  # noqa: E402
 from experiments.meshes.store import create_store, write_sample  # noqa: E402
+from experiments.training.logs import read_log  # noqa: E402
 
 # What scripts take from `tests/` comes by here, where the path to it is set.
 __all__ = [

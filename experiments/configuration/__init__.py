@@ -1,0 +1,1 @@
+"""The configuration of an experiment: its types, how it is composed, and what is wrong with one."""

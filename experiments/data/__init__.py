@@ -1,0 +1,1 @@
+"""Data sets as models are trained on them: splits, moments, and batches on the device mesh."""

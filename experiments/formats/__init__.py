@@ -1,0 +1,1 @@
+"""Files of unknown origin in other programs' formats, read without running what they hold."""

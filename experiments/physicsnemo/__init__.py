@@ -1,0 +1,1 @@
+"""Models of PhysicsNeMo: their files, arguments and weights, both ways."""

@@ -1,0 +1,1 @@
+"""Pictures of fields on points: truth, prediction and error."""
