@@ -13,6 +13,7 @@ from experiments.configuration.schema import (
 from experiments.data.dataset import Dataset
 from experiments.data.description import Description, StreamDescription
 from experiments.data.in_memory import AirfoilSplit, GridSplit
+from experiments.extras import require_extra
 from experiments.problems.airfoil_cache import load_airfoil
 from experiments.problems.benchmark_files import load_benchmark
 from experiments.problems.darcy_cache import load_darcy
@@ -102,11 +103,8 @@ def _load_benchmark(config: BenchmarkConfig) -> Dataset:
 
 
 def _load_store(config: StoreConfig) -> Dataset:
-    try:
-        from experiments.meshes.dataset import load_store
-    except ModuleNotFoundError as error:
-        raise ValueError(
-            f"data.name=store: expected the extra `meshes` to be installed; got {error}"
-        ) from error
+    require_extra("meshes", "data.name=store")
+    from experiments.meshes.dataset import load_store
+
     splits = load_store(config)
     return Dataset(splits, splits["train"].description)

@@ -9,8 +9,12 @@ from commands import call
 pyvista = pytest.importorskip("pyvista")
 
 from experiments import bodies as command  # noqa: E402
-from experiments.bodies import make_bodies, make_sample  # noqa: E402
-from experiments.problems import body_flow, body_shapes  # noqa: E402
+from experiments.problems import (  # noqa: E402
+    bodies,
+    body_flow,
+    body_shapes,
+)
+from experiments.problems.bodies import make_bodies, make_sample  # noqa: E402
 from experiments.problems.body_flow import (  # noqa: E402
     Panels,
     ellipsoid_speeds,
@@ -288,7 +292,7 @@ def test_command_goes_on_where_it_was_interrupted(folder, monkeypatch):
         made.append(index)
         return make_sample(seed, index, faces)
 
-    monkeypatch.setattr(command, "make_sample", watched)
+    monkeypatch.setattr(bodies, "make_sample", watched)
     result = call(command.main, folder, "--samples", 4, "--faces", 200, "--seed", 3, "--workers", 1)
     assert result.code == 0
     assert made == [1, 2]
@@ -307,11 +311,11 @@ def test_unsound_body_is_drawn_again(monkeypatch):
 
         return draw
 
-    monkeypatch.setattr(command, "draw_body", sound_after(2))
+    monkeypatch.setattr(bodies, "draw_body", sound_after(2))
     assert make_sample(0, 0, 100).kind == "ellipsoid"
     assert len(set(draws)) == 3
     draws.clear()
-    monkeypatch.setattr(command, "draw_body", sound_after(1000))
+    monkeypatch.setattr(bodies, "draw_body", sound_after(1000))
     with pytest.raises(RuntimeError, match="sample 0: expected a sound body in 20 draws"):
         make_sample(0, 0, 100)
     assert len(draws) == 20

@@ -13,8 +13,8 @@ import pytest
 pyvista = pytest.importorskip("pyvista")
 pytest.importorskip("zarr")
 
-from experiments import convert as command  # noqa: E402
-from experiments.convert import Options, convert, describe  # noqa: E402
+from experiments.meshes import conversion  # noqa: E402
+from experiments.meshes.conversion import Options, convert, describe  # noqa: E402
 from experiments.meshes.samples import find_samples  # noqa: E402
 from experiments.meshes.store import Store  # noqa: E402
 
@@ -78,13 +78,13 @@ def test_several_patches_are_one_surface(folder, tmp_path):
 
 def test_an_interrupted_conversion_goes_on(folder, tmp_path, monkeypatch):
     store, written = tmp_path / "store", []
-    write = command.write_sample
+    write = conversion.write_sample
 
     def counted(store, name, *rest):
         written.append(name)
         write(store, name, *rest)
 
-    monkeypatch.setattr(command, "write_sample", counted)
+    monkeypatch.setattr(conversion, "write_sample", counted)
     first = convert(folder, store, Options(), workers=1)
     assert convert(folder, store, Options(), workers=1) == first
     assert written == ["run_1", "run_2"]
@@ -111,6 +111,30 @@ def test_report_says_what_each_sample_held(folder, tmp_path):
     assert -1 < low < -0.9
     assert 0.9 < high < 1
     assert json.loads((tmp_path / "store" / "report.json").read_text()) == rows
+
+
+def test_patches_are_told_and_a_folder_above_the_samples_looks_like_them(folder, tmp_path):
+    patches, above = tmp_path / "patches", tmp_path / "above"
+    (above / "cars").mkdir(parents=True)
+    for i in range(3):
+        body(1.0).save(above / "cars" / f"{i}.vtp")
+    report = describe(convert(above, tmp_path / "store", Options(), workers=1))
+    assert f"cars: {3 * body(1.0).n_cells:,} surface points of 3 files\n" in report
+    note = f"3 files became one sample; if each is one, convert {above / 'cars'}"
+    assert f"note: {above / 'cars'}: {note}" in report
+    body(1.0).save(folder / "run_1" / "wheel.vtp")
+    report = describe(convert(folder, patches, Options(), workers=1))
+    assert "surface points of 2 files" in report
+    assert "note" not in report
+
+
+def test_other_options_convert_again_and_say_so(folder, tmp_path):
+    convert(folder, tmp_path / "store", Options(), workers=1)
+    rows = convert(folder, tmp_path / "store", Options(surface_fields=("p",)), workers=1)
+    assert "note: run_1, run_2: unchanged, but were converted with other options" in describe(rows)
+    assert rows[-1]["field_names"]["surface"] == ["p"]
+    again = convert(folder, tmp_path / "store", Options(surface_fields=("p",)), workers=1)
+    assert "note" not in describe(again)
 
 
 # Bad samples -------------------------------------------------------------------------------------
@@ -156,7 +180,7 @@ def two_kinds_of_patches(own):
     ("spoil", "message"),
     [
         (cut, "boundary.vtp: expected a readable .vtp file; got"),
-        (without_field, "run_2: expected the fields of the samples before"),
+        (without_field, "before, p, tau_x, tau_y, tau_z of a surface and U_x, U_y, U_z of a "),
         (other_components, "run_2: expected the fields of the samples before"),
         (not_finite, "boundary.vtp: field 'p': expected finite values; got 1 that are not"),
         (numbers("{"), "parameters.json: expected a JSON file of numbers; got"),
@@ -185,11 +209,25 @@ def test_missing_field_is_named_with_those_that_are_there(folder, tmp_path):
         assert "boundary.vtp: expected a field 'q'; has 'p', 'tau'" in row["error"]
 
 
+def test_equal_errors_are_one_line(folder, tmp_path):
+    report = describe(convert(folder, tmp_path / "store", Options(("q",)), workers=1))
+    assert report.count("error:") == 1
+    assert report.endswith("has 'p', 'tau' (likewise run_2)")
+
+
+def test_no_store_is_left_where_nothing_was_converted(folder, tmp_path):
+    convert(folder, tmp_path / "new", Options(("q",)), workers=1)
+    assert not (tmp_path / "new").exists()
+    convert(folder, tmp_path / "store", Options(), workers=1)
+    convert(folder, tmp_path / "store", Options(("q",)), workers=1)
+    assert Store(tmp_path / "store").names == ("run_1", "run_2")
+
+
 def test_full_disk_is_named(folder, tmp_path, monkeypatch):
     def full(*arguments):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "somewhere")
 
-    monkeypatch.setattr(command, "write_sample", full)
+    monkeypatch.setattr(conversion, "write_sample", full)
     rows = convert(folder, tmp_path / "store", Options(), workers=1)
     assert rows[0]["error"] == "run_1: No space left on device"
 
@@ -212,6 +250,9 @@ def test_command_ends_with_one_if_a_sample_is_bad_and_two_if_all_are(folder, tmp
     done = run(tmp_path / "nothing", tmp_path / "third")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "expected a folder of simulation files; there is none" in done.stderr
+    done = run(folder / "run_1" / "body.stl", tmp_path / "third")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "expected a folder of simulation files; got a file" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -257,7 +298,7 @@ def test_changed_blocks_are_converted_again(tmp_path):
 def test_a_second_conversion_into_a_store_is_refused(folder, tmp_path):
     store = tmp_path / "store"
     convert(folder, store, Options(), workers=1)
-    with command._only_one_into(store), pytest.raises(ValueError, match="no other conversion"):
+    with conversion._only_one_into(store), pytest.raises(ValueError, match="no other conversion"):
         convert(folder, store, Options(), workers=1)
 
 

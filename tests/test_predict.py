@@ -12,7 +12,7 @@ from commands import assert_one_line, call, start, wait
 pyvista = pytest.importorskip("pyvista")
 pytest.importorskip("zarr")
 
-from experiments import convert, evaluate, predict, report, train  # noqa: E402
+from experiments import convert, evaluate, predict, predicting, report, train  # noqa: E402
 from experiments.meshes.sample_arrays import StoredSample  # noqa: E402
 
 TINY = ["model.n_layers=2", "model.n_hidden=16", "model.n_head=2", "model.slice_num=4"]
@@ -59,7 +59,7 @@ def place(tmp_path_factory) -> Path:
 def trained(place: Path, name: str, *overrides: str) -> Path:
     run = place / name
     overrides = [f"data.path={place / 'store'}", *overrides, *TINY, *STEPS]
-    result = call(train.main, *overrides, f"hydra.run.dir={run}", "data.test=3")
+    result = call(train.main, "data.test=3", *overrides, f"hydra.run.dir={run}")
     assert result.code == 0, result.err
     return run
 
@@ -89,7 +89,7 @@ def both_run(place) -> Path:
 def predicted(run: Path, out: Path, *arguments) -> list[dict]:
     result = call(predict.main, run, *arguments, "--out", out)
     assert result.code == 0, result.err
-    return json.loads((out / predict.SUMMARY).read_text())["files"]
+    return json.loads((out / predicting.SUMMARY).read_text())["files"]
 
 
 def test_a_mesh_is_written_again_with_its_prediction_and_error(place, surface_run, tmp_path):
@@ -121,6 +121,29 @@ def test_a_prediction_is_what_the_evaluation_saw(place, surface_run, tmp_path):
         assert found["relative_l2"]["p"] == pytest.approx(float(row["relative_l2"]), rel=1e-4)
         drag = [float(row[f"drag_{of}"]) for of in ("predicted", "true")]
         assert found["forces"]["drag"] == pytest.approx(drag, abs=1e-5)
+
+
+def test_fields_that_a_mesh_has_are_compared_where_the_run_was_trained(tmp_path):
+    for i in range(4):
+        mesh = body(0.5 + 0.1 * i)
+        mesh.point_data["p"] = mesh.points[:, 0]
+        mesh.cell_data["tau"] = np.asarray(mesh.cell_centers().points)
+        (tmp_path / "files").mkdir(exist_ok=True)
+        mesh.save(tmp_path / "files" / f"run_{i}.vtp")
+    assert call(convert.main, tmp_path / "files", tmp_path / "store", "--workers", "1").code == 0
+    run = trained(tmp_path, "run", "model=flare", "data=surface", "data.test=1")
+    # Where p is alone it lies on points, yet it was trained on at the centres of cells.
+    partial = pyvista.read(tmp_path / "files" / "run_1.vtp")
+    partial.cell_data.clear()
+    partial.save(tmp_path / "partial.vtp")
+    whole, part = predicted(
+        run, tmp_path / "out", tmp_path / "files" / "run_1.vtp", tmp_path / "partial.vtp"
+    )
+    assert list(whole["relative_l2"]) == ["p", "tau_x", "tau_y", "tau_z"]
+    assert part["relative_l2"] == {"p": pytest.approx(whole["relative_l2"]["p"], rel=1e-5)}
+    written = pyvista.read(tmp_path / "out" / "partial.vtp")
+    assert set(written.cell_data.keys()) == {"p_pred", "p_error", "tau_pred"}
+    assert not [name for name in written.point_data if name.startswith(("p_", "tau"))]
 
 
 def test_an_stl_is_a_surface_without_truth(place, surface_run, tmp_path):
@@ -195,7 +218,7 @@ def test_processes_predict_what_one_does(place, both_run, tmp_path):
     assert [line.partition(" points in ")[0] for line in told] == [
         f"[0] {row['file']}: {sum(row['points']):,}" for row in alone
     ]
-    summary = json.loads((tmp_path / "b" / predict.SUMMARY).read_text())
+    summary = json.loads((tmp_path / "b" / predicting.SUMMARY).read_text())
     assert summary["device_mesh"].endswith("(4 cpu devices of 2 processes)")
     for expected, row in zip(alone, summary["files"], strict=True):
         assert row["relative_l2"] == pytest.approx(expected["relative_l2"], rel=1e-5)

@@ -265,6 +265,13 @@ def load_store(config: StoreConfig) -> dict[str, StoreSplit]:
             what no store has.
     """
     check_config(config)
+    for key in ("path", "validation_path", "test_path"):
+        path = getattr(config, key)
+        if path is not None and not Path(path).is_dir():
+            raise FileNotFoundError(
+                f"data.{key}={path}: expected a store, as experiments.convert makes one; "
+                "there is no such folder"
+            )
     left, seeds = Store(Path(config.path)), np.random.default_rng(config.seed)
     names = list(seeds.permutation(left.names))
     taken = {}

@@ -12,7 +12,7 @@ import numpy as np
 import pyvista
 
 from experiments.files import write_atomically
-from experiments.meshes.predicted import Input, Prediction, physical_fields, true_fields, vectors
+from experiments.meshes.predicted import Input, Prediction, true_fields, vectors
 from experiments.meshes.samples import RESERVED, Contents, Part
 from experiments.meshes.store import write_sample
 
@@ -64,21 +64,23 @@ def write_prediction(
 
 
 def _arrays(read: Input, place: int, prediction: Prediction) -> dict[str, np.ndarray]:
-    """What is written of a stream, by name."""
-    columns = read.description.streams[place].fields
-    fields = physical_fields(read, place, prediction.fields[place])
-    true = true_fields(read, place)
-    parts = {"pred": fields}
-    if true is not None:
-        parts["error"] = fields - physical_fields(read, place, true)
+    """What is written of a stream, by name, in the units of the file."""
+    columns, physical = read.description.streams[place].fields, read.wired.physical
+    fields, true = prediction.fields[place], true_fields(read, place)
+    parts = {"pred": (columns, physical(fields, columns))}
+    if true:
+        there = tuple(true)
+        predicted = fields[:, [columns.index(name) for name in there]]
+        error = physical(predicted, there) - physical(np.stack([*true.values()], 1), there)
+        parts["error"] = (there, error)
     if prediction.deviations is not None:
         # A difference of fields: what is taken off a field to make a coefficient does not count.
-        zero = physical_fields(read, place, np.zeros_like(prediction.fields[place][:1]))
-        parts["std"] = physical_fields(read, place, prediction.deviations[place]) - zero
+        zero = physical(np.zeros_like(fields[:1]), columns)
+        parts["std"] = (columns, physical(prediction.deviations[place], columns) - zero)
     return {
         f"{name}_{part}": np.squeeze(values[:, own], 1) if len(own) == 1 else values[:, own]
-        for part, values in parts.items()
-        for name, own in vectors(columns)
+        for part, (names, values) in parts.items()
+        for name, own in vectors(names)
     }
 
 

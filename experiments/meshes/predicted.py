@@ -16,9 +16,9 @@ from experiments.meshes.files import MESH_ENDINGS
 from experiments.meshes.groups import is_group
 from experiments.meshes.rows import Rows
 from experiments.meshes.sample_arrays import HeldSample, StoredSample
-from experiments.meshes.sample_forces import forces_of
+from experiments.meshes.sample_forces import force_columns, forces_of
 from experiments.meshes.sample_inputs import cloud, tokens
-from experiments.meshes.samples import PARAMETERS, Contents, Source, read_sample
+from experiments.meshes.samples import PARAMETERS, Contents, Known, Source, read_sample
 from experiments.meshes.wiring import Wired
 
 _AXES = ("_x", "_y", "_z")
@@ -147,60 +147,59 @@ def _source_of(path: Path) -> Source:
 
 
 def _contents(source: Source, config: StoreConfig, data: Description) -> Contents:
-    on_cells = {stream.kind: stream.on_cells for stream in data.streams if stream.kind}
     entries = [entry for stream in data.streams for entry in stream.targets]
     for stream in config.streams.values():
         entries += [*stream.embedding, *stream.fx]
     entries += config.geometry
-    fields: dict[str, list[str]] = {"surface": [], "volume": []}
+    on_cells = {stream.kind: stream.on_cells for stream in data.streams}
+    columns: dict[str, list[str]] = {"surface": [], "volume": []}
     for array, _, column in (entry.partition(".") for entry in entries):
         kind = array.removesuffix("_fields")
-        if kind in fields and array != kind and column:
-            # A column may be a scalar, or one of a vector.
-            fields[kind] += [column, column.removesuffix(column[-2:])]
-    return read_sample(
-        source,
-        list(dict.fromkeys(fields["surface"])),
-        list(dict.fromkeys(fields["volume"])),
-        where_there=True,
-        on_cells=on_cells,
-    )
+        if kind in columns and array != kind and column:
+            columns[kind].append(column)
+    known = {kind: Known(tuple(own), on_cells.get(kind, True)) for kind, own in columns.items()}
+    return read_sample(source, known=known)
 
 
-def physical_fields(
-    read: Input, place: int, fields: Float[np.ndarray, "N C"]
-) -> Float[np.ndarray, "N C"]:
-    """The fields of a stream in the units of the file."""
-    return read.wired.physical(fields, read.description.streams[place].fields)
-
-
-def true_fields(read: Input, place: int) -> Float[np.ndarray, "N C"] | None:
-    """The fields of a stream that the file has, in the units of the targets, if it has all."""
-    stream = list(read.wired.config.streams.values())[place]
-    if not read.wired.has(stream.targets):
-        return None
-    return read.wired.values(stream.targets, Rows.all(read.wired.length(stream.targets)))
+def true_fields(read: Input, place: int) -> dict[str, Float[np.ndarray, " N"]]:
+    """The fields of a stream that the file has, by name, in the units of the targets."""
+    entries = list(read.wired.config.streams.values())[place].targets
+    fields = read.description.streams[place].fields
+    there = {
+        field: entry
+        for field, entry in zip(fields, entries, strict=True)
+        if read.wired.has([entry])
+    }
+    if not there:
+        return {}
+    asked = list(there.values())
+    values = read.wired.values(asked, Rows.all(read.wired.length(asked)))
+    return dict(zip(there, values.T, strict=True))
 
 
 def errors_of(read: Input, prediction: Prediction) -> dict[str, Any]:
     """Relative L2 errors of the fields that the file has, and the forces that are asked for."""
     found: dict[str, Any] = {}
-    config = read.wired.config
-    streams = zip(config.streams, read.description.streams, prediction.fields, strict=True)
-    for place, (name, described, fields) in enumerate(streams):
-        true = true_fields(read, place)
-        if true is not None:
-            norms = np.linalg.norm(true.astype(np.float64), axis=0)
-            errors = np.linalg.norm(fields.astype(np.float64) - true, axis=0)
-            relative = np.divide(errors, norms, out=np.full_like(errors, np.nan), where=norms > 0)
-            several = len(read.description.streams) > 1
-            names = [f"{name}/{field}" if several else field for field in described.fields]
-            found.setdefault("relative_l2", {}).update(zip(names, relative.tolist(), strict=True))
-        if config.forces.pressure is not None and config.forces.stream == name:
-            both = [fields] if true is None else [fields, true]
-            values = [forces_of(read.wired, described.fields, each) for each in both]
-            found["forces"] = {key: [each[key] for each in values] for key in values[0]}
+    forces = read.wired.config.forces
+    for place, (stream, predicted) in enumerate(
+        zip(read.description.streams, prediction.fields, strict=True)
+    ):
+        fields, true = dict(zip(stream.fields, predicted.T, strict=True)), true_fields(read, place)
+        several = len(read.description.streams) > 1
+        for field, values in true.items():
+            name = f"{stream.name}/{field}" if several else field
+            found.setdefault("relative_l2", {})[name] = _relative_l2(fields[field], values)
+        if forces.pressure is not None and forces.stream == stream.name:
+            of = [fields, true] if {*force_columns(forces)} <= {*true} else [fields]
+            each = [forces_of(read.wired, [*own], np.stack([*own.values()], 1)) for own in of]
+            found["forces"] = {name: [those[name] for those in each] for name in each[0]}
     return found
+
+
+def _relative_l2(predicted: Float[np.ndarray, " N"], true: Float[np.ndarray, " N"]) -> float:
+    """NaN for a field that is zero everywhere."""
+    norm = np.linalg.norm(true.astype(np.float64))
+    return float(np.linalg.norm(predicted.astype(np.float64) - true) / norm) if norm else np.nan
 
 
 def vectors(columns: Sequence[str]) -> list[tuple[str, list[int]]]:

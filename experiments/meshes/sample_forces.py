@@ -5,8 +5,15 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Float
 
+from experiments.configuration.schema import ForcesConfig
 from experiments.meshes.forces import force_coefficients, moment_coefficients, tractions
 from experiments.meshes.wiring import Wired
+
+
+def force_columns(forces: ForcesConfig) -> tuple[str | None, ...]:
+    """The fields that forces are integrated from: the pressure, and three of a shear."""
+    shear = () if forces.shear is None else tuple(f"{forces.shear}_{axis}" for axis in "xyz")
+    return (forces.pressure, *shear)
 
 
 def forces_of(
@@ -26,7 +33,7 @@ def forces_of(
     pressure = _coefficient(sample, fields, columns, forces.pressure, "pressure")
     shear = None
     if forces.shear is not None:
-        parts = [f"{forces.shear}_{axis}" for axis in "xyz"]
+        parts = force_columns(forces)[1:]
         shear = np.stack([_coefficient(sample, fields, columns, p, "stress") for p in parts], 1)
     arrays = sample.arrays
     force = tractions(arrays.read("surface_normals"), pressure, shear, inward=forces.inward)

@@ -83,9 +83,11 @@ def find_samples(folder: Path) -> list[Source]:
 
     Raises:
         FileNotFoundError: there is no such folder.
-        ValueError: it holds no such files.
+        ValueError: it holds no such files, or is a file itself.
     """
     folder = Path(folder)
+    if folder.is_file():
+        raise ValueError(f"{folder}: expected a folder of simulation files; got a file")
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder}: expected a folder of simulation files; there is none")
     groups: dict[str, list[Path]] = {}
@@ -120,6 +122,20 @@ class Part:
     path: Path
     mesh: pyvista.DataSet
     sampled: sampling.Sampled
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is known of the meshes of a kind; one of them may lack fields.
+
+    Attributes:
+        columns: of their fields.
+        on_cells: whether their fields lie on cells. A mesh that lacks some is sampled there as
+            well, one that has all of them where they lie.
+    """
+
+    columns: tuple[str, ...]
+    on_cells: bool
 
 
 @dataclass
@@ -167,8 +183,7 @@ def read_sample(
     surface_fields: Sequence[str] | None = None,
     volume_fields: Sequence[str] | None = None,
     *,
-    where_there: bool = False,
-    on_cells: Mapping[str, bool] = MappingProxyType({}),
+    known: Mapping[str, Known] = MappingProxyType({}),
     distances: bool = True,
 ) -> Contents:
     """Reads the files of a sample.
@@ -179,9 +194,7 @@ def read_sample(
         source: the files.
         surface_fields: names of the fields of surfaces, in order; by default all.
         volume_fields: likewise of volumes.
-        where_there: leave out fields that a mesh lacks.
-        on_cells: where meshes of a kind without fields are sampled: at their cells, or, if False,
-            at their points.
+        known: by kind, `surface` or `volume`: take what of this a mesh has instead.
         distances: compute signed distances of a volume's points from the STL, where there is one.
 
     Raises:
@@ -194,11 +207,11 @@ def read_sample(
         kind = "volume" if files.is_volume(mesh) else "surface"
         mesh = mesh if kind == "volume" else files.surface_of(mesh)
         sample = sampling.sample_volume if kind == "volume" else sampling.sample_surface
-        fields = volume_fields if kind == "volume" else surface_fields
-        if where_there and fields is not None:
-            there = sampling.field_names(mesh)
-            fields = [name for name in fields if name in there]
-        sampled = sample(path, mesh, fields, on_cells=on_cells.get(kind, True))
+        if kind in known:
+            there, complete = sampling.fields_of(mesh, known[kind].columns)
+            sampled = sample(path, mesh, there, on_cells=known[kind].on_cells, stay=not complete)
+        else:
+            sampled = sample(path, mesh, volume_fields if kind == "volume" else surface_fields)
         contents.parts.setdefault(kind, []).append(Part(path, mesh, sampled))
     for kind, parts in contents.parts.items():
         _put(contents, kind, parts)
@@ -223,9 +236,9 @@ def _put(contents: Contents, kind: str, parts: list[Part]) -> None:
     sampled = [part.sampled for part in parts]
     for part in parts[1:]:
         if part.sampled.names != sampled[0].names:
+            expected, got = (", ".join(s.names) or "none" for s in (sampled[0], part.sampled))
             raise ValueError(
-                f"{part.path}: expected the fields of {parts[0].path.name}, "
-                f"{', '.join(sampled[0].names)}; got {', '.join(part.sampled.names) or 'none'}"
+                f"{part.path}: expected the fields of {parts[0].path.name}, {expected}; got {got}"
             )
     contents.arrays[f"{kind}_mesh_centers"] = np.concatenate([s.positions for s in sampled])
     contents.arrays[f"{kind}_fields"] = np.concatenate([s.fields for s in sampled])

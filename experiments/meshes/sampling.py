@@ -48,6 +48,18 @@ def field_names(mesh: pyvista.DataSet) -> dict[str, str]:
     return dict(sorted(names.items()))
 
 
+def fields_of(mesh: pyvista.DataSet, columns: Sequence[str]) -> tuple[list[str], bool]:
+    """The fields of a mesh that some columns are of, and whether it has all of these columns."""
+    there, found, complete = field_names(mesh), [], True
+    for column in columns:
+        # A scalar, or a component of a vector.
+        names = (column, column.rpartition("_")[0])
+        own = [name for name in names if name in there or _integer_field(mesh, name)]
+        found += own[:1]
+        complete &= bool(own)
+    return list(dict.fromkeys(found)), complete
+
+
 def _integer_field(mesh: pyvista.DataSet, name: str) -> dict[str, str]:
     """Where a field of integers lies; such are mostly numbers of things, so taken by name alone."""
     for where, arrays in (("cells", mesh.cell_data), ("points", mesh.point_data)):
@@ -62,6 +74,7 @@ def sample_surface(
     fields: Sequence[str] | None,
     *,
     on_cells: bool = True,
+    stay: bool = False,
 ) -> Sampled:
     """A surface where its fields lie, with normals and areas.
 
@@ -70,6 +83,7 @@ def sample_surface(
         mesh: the surface, of triangles, polygons or both.
         fields: names of the fields in order; by default all.
         on_cells: where a mesh without fields is sampled: at its cells, or at its points.
+        stay: sample there even if the fields that it has lie on points.
 
     Raises:
         ValueError: the surface has no faces, or a field is missing or not finite.
@@ -85,7 +99,7 @@ def sample_surface(
         consistent_normals=False,
         auto_orient_normals=False,
     )
-    on_cells, columns, names = _fields(path, surface, fields, on_cells)
+    on_cells, columns, names = _fields(path, surface, fields, on_cells, stay=stay)
     areas = np.asarray(surface.cell_data["Area"])
     if on_cells:
         positions = surface.cell_centers().points
@@ -129,13 +143,14 @@ def sample_volume(
     fields: Sequence[str] | None,
     *,
     on_cells: bool = True,
+    stay: bool = False,
 ) -> Sampled:
     """A volume where its fields lie, with the volumes of its cells; arguments as `sample_surface`.
 
     Raises:
         ValueError: a field is missing or not finite.
     """
-    on_cells, columns, names = _fields(path, mesh, fields, on_cells and mesh.n_cells > 0)
+    on_cells, columns, names = _fields(path, mesh, fields, on_cells and mesh.n_cells > 0, stay=stay)
     if on_cells:
         positions = mesh.cell_centers().points
         sizes = mesh.compute_cell_sizes(length=False, area=False, volume=True).cell_data["Volume"]
@@ -145,7 +160,7 @@ def sample_volume(
 
 
 def _fields(
-    path: Path, mesh: pyvista.DataSet, fields: Sequence[str] | None, on_cells: bool
+    path: Path, mesh: pyvista.DataSet, fields: Sequence[str] | None, on_cells: bool, *, stay: bool
 ) -> tuple[bool, Float32[np.ndarray, "N C"], tuple[str, ...]]:
     """Whether a mesh is sampled at its cells, and its fields there.
 
@@ -164,7 +179,7 @@ def _fields(
                 f"{path}: expected a field {name!r}; has {', '.join(map(repr, there)) or 'none'}"
             )
     if wanted:
-        on_cells = any(there[name] == "cells" for name in wanted)
+        on_cells = (on_cells and stay) or any(there[name] == "cells" for name in wanted)
     averaged = mesh
     if on_cells and any(there[name] == "points" for name in wanted):
         averaged = mesh.point_data_to_cell_data(pass_point_data=False)

@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Float64
 from scipy.spatial.distance import cdist
 
+from experiments.extras import installing
 from experiments.formats.limits import read_text
 from experiments.problems.airfoil_shapes import (
     crosses_itself,
@@ -53,8 +54,8 @@ def uiuc_folder() -> Path:
         if folder.is_dir():
             return folder
     raise FileNotFoundError(
-        f"data.shapes=uiuc: expected the package {UIUC_PACKAGE} with its airfoil files (extra"
-        " `airfoils`), or data.uiuc_dir; got neither"
+        f"data.shapes=uiuc: expected the package {UIUC_PACKAGE} with its airfoil files "
+        f"({installing('airfoils')}), or data.uiuc_dir; got neither"
     )
 
 

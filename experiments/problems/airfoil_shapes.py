@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float64
-from scipy.interpolate import CubicSpline
 
 from experiments.problems.splits import require_integer
 
@@ -119,6 +118,9 @@ def panel_nodes(outline: Float64[np.ndarray, "m 2"], panels: int) -> Float64[np.
             f"outline: expected distinct consecutive points; got {int((steps <= 0.0).sum())} pairs"
             " that coincide"
         )
+    # Half a second to import, which no other data set needs.
+    from scipy.interpolate import CubicSpline
+
     length = np.concatenate([[0.0], np.cumsum(steps)])
     spline = CubicSpline(length, outline)
 
