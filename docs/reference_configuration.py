@@ -13,7 +13,7 @@ from docstrings import sections, summary
 from omegaconf import MISSING, OmegaConf
 
 from experiments.configuration import configs, schema
-from experiments.configuration.values import RANGES
+from experiments.configuration.values import range_of
 from flare_jax import FLARE
 from geotransolver_jax import GeoTransolver, Transolver
 from parallel import make_mesh
@@ -133,7 +133,7 @@ def table(kind: type, group: str, names: list[str], used: dict[str, dict]) -> li
             default = shown(given[0])
         else:
             default = "by choice"
-        limit = RANGES.get(key.name)
+        limit = range_of(key.name)
         text = key.meaning.rstrip(".").replace("|", "\\|")
         text += f" ({limit[2]})" if limit else ""
         lines.append(f"| `{key.name}` | {key.type} | {default} | {text} |")

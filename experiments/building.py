@@ -48,8 +48,8 @@ def make_device_mesh(config: MeshConfig) -> jax.sharding.Mesh:
     try:
         mesh = parallel.make_mesh(config.data, config.points, config.heads)
     except ValueError as error:
-        if config.cpu_devices is None and jax.default_backend() == "cpu":
-            raise ValueError(f"{error}, or with mesh.cpu_devices") from error
+        if jax.default_backend() == "cpu":
+            raise ValueError(f"{error}, or set mesh.cpu_devices") from error
         raise
     processes = {device.process_index for device in mesh.devices.flat}
     if len(processes) < jax.process_count():

@@ -4,6 +4,7 @@ It is printed, and written into the run's folder: `metrics.json`, `metrics.csv`,
 """
 
 import argparse
+import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +17,7 @@ from experiments.cli import add_run, one_line_errors
 from experiments.configuration import configs
 from experiments.configuration.schema import ExperimentConfig
 from experiments.data.dataset import Dataset
+from experiments.data.description import Description
 from experiments.datasets import load_dataset
 from experiments.processes.distributed import together
 from experiments.results.evaluation import SplitResult, evaluate_split, field_table, metrics_of
@@ -73,7 +75,8 @@ def evaluate_run(
 
     Raises:
         FileNotFoundError: there is no run or no checkpoint.
-        ValueError: the checkpoint is damaged or of another model.
+        ValueError: the checkpoint is damaged or of another model, or the data are no longer what
+            it was trained on.
     """
     config = configs.load(folder, overrides)
     with together(config.distributed):
@@ -89,6 +92,7 @@ def _evaluate_run(
     mesh = make_device_mesh(config.mesh)
     dataset = load_dataset(config.data)
     cache_neighbors(config, dataset)
+    _require_like(folder, dataset.description)
     with jax.set_mesh(mesh):
         trained = restore(folder, config, dataset.description, which)
         evaluate = make_evaluation(trained.model)
@@ -116,6 +120,14 @@ def _evaluate_run(
     return Evaluated(config, dataset, result, facts)
 
 
+def _require_like(folder: Path, data: Description) -> None:
+    """Refuses data of other names or widths than a run was trained on; grids may differ."""
+    before = dataclasses.replace(Description.load(folder), structured_shape=data.structured_shape)
+    problem = before.difference(data)
+    if problem:
+        raise ValueError(f"{folder}: expected data as it was trained on; got {problem}")
+
+
 def evaluate(folder: Path, overrides: list[str], which: str) -> dict:
     """The metrics of a run, see `evaluation.metrics_of`; arguments as `evaluate_run`."""
     evaluated = evaluate_run(folder, overrides, which)
@@ -133,7 +145,7 @@ def parse_run(command: str, description: str) -> argparse.Namespace:
         prog=f"python -m experiments.{command}", description=description
     )
     add_run(parser)
-    parser.add_argument("overrides", nargs="*", help="changes, as in mesh.points=4")
+    parser.add_argument("overrides", nargs="*", default=[], help="changes, as in mesh.points=4")
     return parser.parse_intermixed_args()
 
 

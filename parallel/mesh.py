@@ -95,7 +95,7 @@ def make_mesh(
         raise ValueError(
             f"mesh {_describe(sizes)} needs {needed} devices, but there are only {len(devices)} "
             f"({devices[0].platform}); ask for fewer, or on a CPU start with "
-            f"XLA_FLAGS=--xla_force_host_platform_device_count={needed}"
+            f"JAX_NUM_CPU_DEVICES={needed}"
         )
     return jax.make_mesh(
         tuple(sizes.values()),

@@ -1,6 +1,7 @@
 """The commands of `experiments`, run inside the tests' process or as processes of their own."""
 
 import contextlib
+import dataclasses
 import io
 import json
 import os
@@ -18,19 +19,26 @@ from experiments.configuration import configs, schema
 
 ROOT = Path(__file__).parents[1]
 
-# A run of seconds: every part of an experiment, nothing of a size.
-TINY = [
-    "data.resolution=8",
-    "data.train=16",
-    "data.validation=4",
-    "data.test=6",
-    "model.n_layers=1",
-    "model.n_hidden=16",
-    "model.n_head=2",
-    "model.slice_num=4",
-    "optimizer=adamw",
-    "train.log_every=1",
-]
+# Of a run of seconds: every part of an experiment, nothing of a size.
+_SIZES = {
+    "data": dict(resolution=8, train=16, validation=4, test=6),
+    "model": dict(n_layers=1, n_hidden=16, n_head=2, slice_num=4),
+}
+
+
+def tiny(model: str, data: str) -> list[str]:
+    """Overrides for a run of seconds: of the sizes, those that this model and data set have."""
+    kinds = {"data": schema.DATA[data], "model": schema.MODELS[model]}
+    sizes = [
+        f"{group}.{name}={size}"
+        for group, kind in kinds.items()
+        for name, size in _SIZES[group].items()
+        if name in {field.name for field in dataclasses.fields(kind)}
+    ]
+    return [*sizes, "optimizer=adamw", "train.log_every=1"]
+
+
+TINY = tiny("flare", "darcy")
 
 
 class Result(NamedTuple):

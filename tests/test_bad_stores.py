@@ -60,7 +60,8 @@ def rewrite(path: Path, arrays=None, attributes=None, drop=()) -> None:
 
 def test_no_store(tmp_path):
     text = load_error(config_of(tmp_path / "none"))
-    assert_one_line(text, str(tmp_path / "none"), "expected a store; there is no such folder")
+    where = f"data.path={tmp_path / 'none'}"
+    assert_one_line(text, f"{where}: expected a store, as experiments.convert makes one; there is ")
 
 
 def test_empty_store(tmp_path):

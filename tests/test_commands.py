@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 import signal
 
 import matplotlib.pyplot as plt
@@ -11,6 +12,7 @@ from commands import TINY, assert_one_line, call, compose, printed_metrics, star
 from experiments import evaluate, train
 from experiments.configuration import configs
 from experiments.configuration.sweeps import swept
+from experiments.datasets import load_dataset
 from experiments.training.logs import RunLog, read_log
 
 STEPS = 4
@@ -211,8 +213,19 @@ def test_evaluation_without_a_run_is_one_line(tmp_path):
 
 
 def test_evaluation_before_the_first_checkpoint_is_one_line(tmp_path, cache):
-    configs.save(compose(*RUN, f"data.cache_dir={cache}"), tmp_path)
+    config = compose(*RUN, f"data.cache_dir={cache}")
+    configs.save(config, tmp_path)
+    load_dataset(config.data).description.save(tmp_path)
     assert_refused(call(evaluate.main, tmp_path), f"{tmp_path}: has no checkpoint yet")
+
+
+def test_evaluation_on_other_data_than_in_training_is_one_line(run, tmp_path):
+    copy = shutil.copytree(run, tmp_path / "run")
+    description = json.loads((copy / "dataset.json").read_text())
+    description["streams"][0]["fields"] = ["speed"]
+    (copy / "dataset.json").write_text(json.dumps(description))
+    problem = "expected data as it was trained on; got points.fields pressure instead of speed"
+    assert_refused(call(evaluate.main, copy), f"{copy}: {problem}")
 
 
 def test_evaluation_with_a_mistyped_override_is_one_line(run):

@@ -8,6 +8,9 @@ from hydra import compose
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
+# Behind the name of a group: any key in it.
+_ANY = ".*"
+
 
 def explain(error: Exception, known: list[str]) -> str:
     """One line for an error of Hydra or OmegaConf, with the nearest known key or choice."""
@@ -17,6 +20,8 @@ def explain(error: Exception, known: list[str]) -> str:
         override = re.search(r"Could not override '([^']+)'", text)
         full = re.search(r"full_key: (\S+)", text)
         key = override.group(1) if override else full.group(1) if full else missing.group(1)
+        if key in known or any(name == f"{key}{_ANY}" for name in known) or _parent(key) in known:
+            return f"{key}: expected +{key}=..., which adds names of your own; got no +"
         return f"unknown config key {key!r}{_nearest(key, known)}"
     choice = re.search(r"Could not find '([^']+)/([^']+)'", text)
     if choice:
@@ -33,7 +38,16 @@ def explain(error: Exception, known: list[str]) -> str:
 
 def _blame(key: str, reason: str) -> str:
     reason = reason.strip()
+    if "is not a ListConfig" in reason:
+        key, _, value = key.partition("=")
+        shown = f", as in {key}=[{value}]" if value else ""
+        return f"{key}: expected a list{shown}; got {value or 'none'}"
     return f"{key}: {reason[0].lower()}{reason[1:]}"
+
+
+def _parent(key: str) -> str:
+    """The name that stands for all keys beside one."""
+    return key.rpartition(".")[0] + _ANY
 
 
 def _nearest(key: str, known: list[str]) -> str:
@@ -48,7 +62,14 @@ def _nearest(key: str, known: list[str]) -> str:
     near = difflib.get_close_matches(key, known if group else [*groups, *known], n=1)
     if near:
         return f"; did you mean {near[0]!r}?"
-    return f"; known are {', '.join(candidates if group and candidates else groups)}"
+    beside = [_beside(name, group) for name in known if name.startswith(f"{group}.")]
+    return f"; known are {', '.join(dict.fromkeys(beside) if group and beside else groups)}"
+
+
+def _beside(name: str, group: str) -> str:
+    """What stands for a key in a list of those of a group: itself, or the group that it is in."""
+    own, _, deeper = name.removeprefix(f"{group}.").partition(".")
+    return f"{group}.{own}{_ANY if deeper else ''}"
 
 
 def known_keys(overrides: list[str]) -> list[str]:
@@ -75,5 +96,11 @@ def flat(tree: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def key_names(tree: Any) -> list[str]:
-    """The dotted keys of nested dictionaries."""
-    return list(flat(tree))
+    """The dotted keys of nested dictionaries; `key.*` for a dictionary that has none yet."""
+    names = []
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            names += [f"{key}.{name}" for name in key_names(value)] or [f"{key}{_ANY}"]
+        else:
+            names.append(key)
+    return names

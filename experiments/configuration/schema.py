@@ -259,10 +259,13 @@ class StoreConfig(DataConfig):
     """Simulations in a Zarr store, see `experiments.convert`.
 
     Attributes:
-        path: the store; samples are shuffled and shared out over the splits.
+        path: the store; its samples are shuffled, some set aside for `test` and `validation`, and
+            the rest trained on.
         validation_path: a store of the validation split instead.
         test_path: likewise of the test split.
-        train: samples of a split; `null` for all that are left.
+        train: samples of the training split; `null` for all that the others leave.
+        validation: samples of the validation split.
+        test: samples of the test split.
         streams: the clouds that fields are predicted on, by name.
         geometry: entries of the geometry.
         global_embedding: numbers of the sample, by name.

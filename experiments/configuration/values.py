@@ -27,7 +27,9 @@ _FRACTION = (0, math.nextafter(1, 0), "a number in [0, 1)")
 _ATTACK = (math.nextafter(-90, 0), math.nextafter(90, 0), "an angle within 90 degrees of 0")
 # JAX would take a larger seed and drop its upper bits.
 _SEED = (0, 2**32 - 1, "an integer in [0, 2**32)")
+# By key; without its group where every group means the same by it.
 RANGES = {
+    "seed": _SEED,
     "model.concrete_dropout_weight": _NOT_NEGATIVE,
     "model.scale": _ABOVE_ZERO,
     "data.train": _ABOVE_ZERO,
@@ -53,7 +55,6 @@ RANGES = {
     "optimizer.ema_decay": _FRACTION,
     "train.steps": _ABOVE_ZERO,
     "train.batch_size": _ABOVE_ZERO,
-    "train.seed": _SEED,
     "train.checkpoint_every": _ABOVE_ZERO,
     "train.keep": _ABOVE_ZERO,
     "train.log_every": _ABOVE_ZERO,
@@ -66,6 +67,11 @@ RANGES = {
     "finetune.lora_rank": _NOT_NEGATIVE,
     "finetune.lora_alpha": _ABOVE_ZERO,
 }
+
+
+def range_of(key: str) -> tuple[float, float, str] | None:
+    """The least and the greatest value of a key, and the range in words; `None` for any value."""
+    return RANGES.get(key, RANGES.get(key.partition(".")[2]))
 
 
 def check_values(config: ExperimentConfig) -> None:
@@ -97,9 +103,10 @@ def check_values(config: ExperimentConfig) -> None:
     check("optimizer.name", config.optimizer.name, OPTIMIZERS)
     check("optimizer.schedule", config.optimizer.schedule, SCHEDULES)
     for name, value in flat(asdict(config)).items():
-        if name not in RANGES or value is None:
+        limit = range_of(name)
+        if limit is None or value is None:
             continue
-        low, high, words = RANGES[name]
+        low, high, words = limit
         # Written so that a NaN is out of range.
         if not low <= value <= high:
             raise ValueError(f"{name}: expected {words}; got {value}")
