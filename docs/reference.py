@@ -1,8 +1,8 @@
 """`python docs/reference.py`: writes the pages that are made of the code.
 
-`configuration.md` from the dataclasses of the configuration and the files of `configs/`,
-`api/*.md` from the public names and the parsers of the commands. A test compares the pages that are
-kept with what this writes.
+`configuration.md` from the dataclasses of the configuration and the files of `configs/`, `code.md`
+from the first lines of all files, `api/*.md` from the public names and the parsers of the commands.
+A test compares the pages that are kept with what this writes.
 """
 
 import importlib
@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 from docstrings import summary
+from reference_code import code
 from reference_commands import commands
 from reference_configuration import configuration
 
@@ -69,6 +70,7 @@ def pages() -> dict[str, str]:
     experiments += " Python calls instead of the commands."
     return {
         "configuration.md": configuration(),
+        "code.md": code(),
         "api/commands.md": commands(),
         "api/parallel.md": package_api("parallel"),
         "api/flare_jax.md": package_api("flare_jax"),
