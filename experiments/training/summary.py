@@ -9,7 +9,6 @@ from flax import nnx
 
 from experiments.building import describe_mesh
 from experiments.files import write_json
-from experiments.pictures.figures import draw_predictions
 from experiments.processes.coordination import by_first
 from experiments.results.evaluation import metrics_of
 from experiments.training.logs import say
@@ -50,6 +49,9 @@ def finish(run: TrainingRun) -> dict[str, Any]:
         summary["dropout_rates"] = rates
 
     def write() -> None:
+        # Half a second to import, which no start of a run needs.
+        from experiments.pictures.figures import draw_predictions
+
         draw_predictions(run.folder / PICTURE_FILE, run.dataset, result.predictions)
         write_json(run.folder / SUMMARY_FILE, summary)
 
