@@ -46,21 +46,23 @@ class PointTransformer(nnx.Module):
         embedding_dim: int | None,
         n_layers: int,
         n_hidden: int,
-        dropout: float,
-        n_head: int,
-        act: str,
+        dropout: float = 0.0,
+        n_head: int = 1,
+        act: str = "gelu",
         mlp_ratio: int,
-        unified_pos: bool,
-        ref: int,
-        structured_shape: Sequence[Integer] | None,
-        time_input: bool,
-        noisy: bool,
-        remat: str,
+        unified_pos: bool = False,
+        ref: int = 8,
+        structured_shape: Sequence[Integer] | None = None,
+        time_input: bool = False,
+        noisy: bool = False,
+        remat: str = "none",
         rngs: nnx.Rngs,
-        dtype: jax.typing.DTypeLike | None,
-        param_dtype: jax.typing.DTypeLike,
+        dtype: jax.typing.DTypeLike | None = None,
+        param_dtype: jax.typing.DTypeLike = jnp.float32,
     ) -> None:
         """Makes the weights and places them on the mesh of the context.
+
+        By default a model has nothing of what a subclass may lack.
 
         Args:
             make_attention: makes the attention layer of one block from its random streams, the type
@@ -71,7 +73,8 @@ class PointTransformer(nnx.Module):
             n_layers: number of blocks.
             n_hidden: width of the points inside.
             dropout: dropout rate of the attention layers' outputs.
-            n_head: attention heads; a divisor of `n_hidden`.
+            n_head: attention heads; a divisor of `n_hidden`. With 1, for layers without heads, the
+                model is refused on a mesh that splits heads.
             act: activation, one of `flare_jax.activations`.
             mlp_ratio: hidden width of the blocks' perceptrons, in units of `n_hidden`.
             unified_pos: embed points by their distances to a reference grid (2-D grids only).

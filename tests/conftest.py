@@ -11,6 +11,7 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 
 import contextlib
 import gc
+import inspect
 import json
 import time
 from functools import partial
@@ -54,12 +55,15 @@ def on_mesh(axes: dict[str, int] | None):
 
 
 def small_model(kind, **options):
-    """A model of width 16, with weights far from zero.
+    """A model of width 16, with weights far from zero; it is given the sizes that it takes.
 
     At the initial weights attention is all but uniform, and a fault in it would hardly show.
     """
-    sizes = dict(functional_dim=2, out_dim=2, embedding_dim=3, n_layers=2, n_hidden=16, n_head=4)
-    model = kind(**sizes | dict(slice_num=8) | options, rngs=nnx.Rngs(0, dropout=1))
+    sizes = dict(functional_dim=2, out_dim=2, embedding_dim=3)
+    sizes |= dict(n_layers=2, n_hidden=16, n_head=4, slice_num=8)
+    taken = inspect.signature(kind.__init__).parameters
+    sizes = {name: size for name, size in sizes.items() if name in taken}
+    model = kind(**sizes | options, rngs=nnx.Rngs(0, dropout=1))
     generator = np.random.default_rng(0)
 
     def perturb(value):
@@ -87,12 +91,12 @@ def cloud_inputs(points: int, batch: int = 2, dtype=np.float32) -> dict[str, np.
     return dict(fx=values[..., :2], embedding=values[..., 2:])
 
 
-def padded_inputs(real: list[int], points: int, garbage: float):
+def padded_inputs(real: list[int], points: int, garbage: float, dtype=np.float32):
     """Inputs of `small_flare` with some real points in each sample, then garbage; and the mask."""
     mask = np.arange(points) < np.array(real)[:, None]
     inputs = {
-        name: np.where(mask[..., None], value, np.float32(garbage))
-        for name, value in cloud_inputs(points).items()
+        name: np.where(mask[..., None], value, dtype(garbage))
+        for name, value in cloud_inputs(points, dtype=dtype).items()
     }
     return inputs, mask
 
@@ -182,6 +186,31 @@ def step(model, inputs: dict, mask=None):
     """
     output, d_params, d_inputs = _step(*nnx.split(model), inputs, mask)
     return output, (d_params, d_inputs)
+
+
+def assert_padding_is_not_seen(model, inputs: dict, mask, axes=None, tolerance=1e-12) -> None:
+    """Output and gradients of a padded batch are those of its samples, each alone and unpadded.
+
+    In float32 a gradient that sums to nearly nothing would differ by its rounding.
+
+    Args:
+        model: a model, or a layer whose padding comes out zero as a model's does.
+        inputs: arrays `(B, N, ...)`.
+        mask: True where a point is real; the real ones come first.
+        axes: mesh of the batch; samples are alone on one device.
+        tolerance: relative to the largest value, in float64.
+    """
+    with on_mesh(axes):
+        output, (d_weights, d_inputs) = step(placed(model), inputs, mask)
+    expected = jax.tree.map(np.zeros_like, (output, d_inputs))
+    total = jax.tree.map(np.zeros_like, d_weights)
+    for sample, length in enumerate(mask.sum(1)):
+        here = np.s_[sample : sample + 1, :length]
+        of_one, (d_own, d_real) = step(model, {name: x[here] for name, x in inputs.items()})
+        for whole, part in zip(*map(jax.tree.leaves, (expected, (of_one, d_real))), strict=True):
+            whole[here] = part
+        total = jax.tree.map(np.add, total, d_own)
+    assert_trees_close((output, d_inputs, d_weights), (*expected, total), tolerance)
 
 
 def value_and_gradients(model, inputs: dict):

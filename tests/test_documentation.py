@@ -216,41 +216,81 @@ def edited(text: str, change: str, place: str) -> str:
     before, after = (
         "\n".join(line[1:] for line in lines if line[:1] != other) + "\n" for other in "+-"
     )
-    assert text.count(before) == 1, f"{place}: found {text.count(before)} times:\n{before}"
+    found = text.count(before)
+    assert found == 1, (
+        f"{place}: expected the file to have these lines once; found {found} times:\n{before}"
+        "Give the edit on the page lines that are there once."
+    )
     return text.replace(before, after)
 
 
-def test_extending_by_the_page_alone(tmp_path):
+def edit(file: Path, block: Block) -> str:
+    """The text of a file after an edit of the page."""
+    return edited(file.read_text(), block.text, f"{block.place}: edit of {block.what}")
+
+
+@pytest.fixture(scope="module")
+def extended(tmp_path_factory):
+    """A copy of the project with the files and edits of the page."""
+    copy = tmp_path_factory.mktemp("extended")
     for folder in COPIED:
-        shutil.copytree(
-            ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__")
-        )
-    (tmp_path / "tests").mkdir()
+        shutil.copytree(ROOT / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    (copy / "tests").mkdir()
     for path in [ROOT / "pyproject.toml", *ROOT.glob("tests/*.py")]:
-        if not path.name.startswith("test_"):
-            shutil.copy(path, tmp_path / path.relative_to(ROOT))
+        if not path.name.startswith("test_") or path.name == "test_config.py":
+            shutil.copy(path, copy / path.relative_to(ROOT))
     for block in BLOCKS["docs/extending.md"]:
         if block.kind not in ("file", "edit"):
             continue
-        path = tmp_path / block.what
+        path = copy / block.what
         path.parent.mkdir(exist_ok=True)
-        text = block.text
-        if block.kind == "edit":
-            text = edited(path.read_text(), block.text, block.place)
-        path.write_text(text)
-    tests = list((tmp_path / "tests").glob("test_*.py"))
-    assert len(tests) == 2
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests]
+        path.write_text(edit(path, block) if block.kind == "edit" else block.text)
+    # As `make format` does; all else is to be in its form on the page.
+    run_in(copy, "ruff", "check", "--no-cache", "--select=I", "--fix", ".")
+    return copy
+
+
+def run_in(folder: Path, module: str, *arguments) -> None:
+    """Runs a module of Python on a copy of the project; it must end well."""
     result = subprocess.run(
-        command,
+        [sys.executable, "-m", module, *map(str, arguments)],
         check=False,
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(folder)},
         capture_output=True,
         text=True,
         timeout=280,
     )
     assert result.returncode == 0, result.stdout + result.stderr
+
+
+def run_tests(folder: Path, *names: str) -> None:
+    """Runs files of tests of a copy of the project."""
+    run_in(folder, "pytest", "-q", "-p", "no:cacheprovider", *[f"tests/{name}" for name in names])
+
+
+def test_extending_by_the_page_alone(extended):
+    tests = {path.name for path in (extended / "tests").glob("test_*.py")} - {"test_config.py"}
+    assert len(tests) == 2
+    run_tests(extended, *tests)
+
+
+def test_one_more_data_set_and_model_are_no_fault_of_a_configuration(extended):
+    run_tests(extended, "test_config.py")
+
+
+def test_what_the_page_makes_is_in_form_and_typed(extended):
+    run_in(extended, "ruff", "check", "--no-cache", ".")
+    run_in(extended, "ruff", "format", "--no-cache", "--check", ".")
+    run_in(extended, "mypy", "--cache-dir", extended / ".mypy_cache")
+
+
+def test_edits_of_the_page_leave_their_places_to_others():
+    edits = [block for block in BLOCKS["docs/extending.md"] if block.kind == "edit"]
+    assert edits
+    for block in edits:
+        once = edit(ROOT / block.what, block)
+        edited(once, block.text, f"{block.place}: the same edit of {block.what} again")
 
 
 # Pages -------------------------------------------------------------------------------------------

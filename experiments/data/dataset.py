@@ -69,8 +69,20 @@ class Dataset:
         return self.description.fields
 
     def statistics(self) -> Statistics:
-        """Statistics of the training split, accumulated in float64; the same on every host."""
+        """Statistics of the training split, accumulated in float64; the same on every host.
+
+        Raises:
+            ValueError: the split has no rows of what is described, or rows of another width.
+        """
         moments = self.splits["train"].moments()
+        for name, width in self.description.widths().items():
+            found = moments.get(name)
+            if found is None or not found.count or len(found.mean) != width:
+                got = "none" if found is None else f"{found.count} of {len(found.mean)}"
+                raise ValueError(
+                    f"training split: {name}: expected at least one row of {width} columns; got "
+                    f"{got}"
+                )
         return _statistics(
             self.description, {name: Scale.of(these) for name, these in moments.items()}
         )

@@ -4,6 +4,7 @@ Exact whatever the blocks: means and squared deviations of two sets merge withou
 large sums (Chan, Golub and LeVeque, The American Statistician 37(3), 1983).
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -36,8 +37,12 @@ class Moments:
 
     @classmethod
     def of(cls, rows: Float[np.ndarray, "n *C"]) -> "Moments":
-        """Those of some rows, at least one; a vector counts as one column."""
-        rows = np.asarray(rows, np.float64).reshape(len(rows), -1)
+        """Those of some rows; a vector counts as one column. Those of no row change no others."""
+        rows = np.asarray(rows, np.float64)
+        rows = rows.reshape(len(rows), math.prod(rows.shape[1:]))
+        if not len(rows):
+            zero = np.zeros(rows.shape[1])
+            return cls(0, zero, zero, zero + np.inf, zero - np.inf)
         mean = rows.mean(0)
         squares = np.square(rows - mean).sum(0)
         return cls(len(rows), mean, squares, rows.min(0), rows.max(0))
@@ -46,21 +51,22 @@ class Moments:
     def of_blocks(
         cls, read: Callable[[slice], Float[np.ndarray, "n *C"]], total: int, block: int = BLOCK
     ) -> "Moments":
-        """Those of `total` rows, at least one, of which `read` hands out any slice."""
-        moments: Any = None
-        for start in range(0, total, block):
-            these = cls.of(read(slice(start, min(start + block, total))))
-            moments = these if moments is None else moments.merge(these)
+        """Those of `total` rows, of which `read` hands out any slice."""
+        moments = cls.of(read(slice(0, min(block, total))))
+        for start in range(block, total, block):
+            moments = moments.merge(cls.of(read(slice(start, min(start + block, total)))))
         return moments
 
     def merge(self, other: "Moments") -> "Moments":
         """Those of the rows of both."""
         count = self.count + other.count
         step = other.mean - self.mean
+        # Two that have no rows have means of zero: any number divides their step.
+        over = max(count, 1)
         return Moments(
             count,
-            self.mean + step * (other.count / count),
-            self.squares + other.squares + step**2 * (self.count * other.count / count),
+            self.mean + step * (other.count / over),
+            self.squares + other.squares + step**2 * (self.count * other.count / over),
             np.minimum(self.least, other.least),
             np.maximum(self.greatest, other.greatest),
         )
@@ -92,7 +98,8 @@ def over_processes(moments: Sequence[Moments] | None, widths: Sequence[int]) -> 
     words = multihost_utils.process_allgather(own.view(np.uint32))
     merged: Any = None
     for row in np.ascontiguousarray(words).view(np.float64):
-        if not row[0]:
+        # A process that has samples has extremes, be they of no points.
+        if not row.any():
             continue
         parts = [Moments(int(part[0]), *np.split(part[1:], 4)) for part in np.split(row, ends[:-1])]
         merged = parts if merged is None else list(map(Moments.merge, merged, parts))
