@@ -8,11 +8,11 @@ import numpy as np
 from tqdm import tqdm
 
 from experiments.files import locked
+from experiments.meshes.groups import METADATA
 from experiments.meshes.sample_arrays import StoredSample
 from experiments.meshes.store import Store, create_store, write_sample
 from experiments.processes.coordination import wait_for_all
 
-_METADATA = ("zarr.json", ".zgroup", ".zattrs", ".zarray")
 _OF = "found_of"
 
 
@@ -90,5 +90,5 @@ def _is_there(folder: Path, sample: StoredSample) -> bool:
 def _signature(sample: StoredSample) -> list[int]:
     """What changes when a sample, or an array of it, is written anew."""
     folders = [sample.path, *(sample.path / name for name in sample.names)]
-    files = [folder / name for folder in folders for name in _METADATA]
+    files = [folder / name for folder in folders for name in METADATA]
     return [file.stat().st_mtime_ns for file in files if file.is_file()]

@@ -20,7 +20,7 @@ from zarr.storage import LocalStore
 from experiments.formats.limits import MOST_TEXT, machine_memory
 from experiments.meshes.unpacking import BoundedPipeline  # noqa: F401  sets it
 
-_METADATA = ("zarr.json", ".zgroup", ".zarray", ".zattrs")
+METADATA = ("zarr.json", ".zgroup", ".zarray", ".zattrs")
 _PACKING = {"blosc", "bz2", "gzip", "lz4", "zlib", "zstd"}
 # None of these makes objects.
 _OTHERS = {
@@ -62,7 +62,7 @@ class _PlainFiles(LocalStore):
             return None
         if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):
             raise ValueError(f"{key} that is no plain file")
-        most = MOST_TEXT if key.rpartition("/")[2] in _METADATA else machine_memory()
+        most = MOST_TEXT if key.rpartition("/")[2] in METADATA else machine_memory()
         if byte_range is None and found.st_size > most:
             raise ValueError(f"{key} of {found.st_size} bytes, more than {most}")
         return await super().get(key, prototype, byte_range)
