@@ -1,10 +1,12 @@
 """Airfoil coordinate files: both formats, what is repaired, and what is refused."""
 
 import importlib.machinery
+import re
 
 import numpy as np
 import pytest
 
+from experiments.extras import installing
 from experiments.problems import airfoil_files
 from experiments.problems.airfoil_files import (
     airfoil_paths,
@@ -211,7 +213,7 @@ def test_collection_is_found_in_its_package_without_importing_it(tmp_path, monke
     folder.mkdir(parents=True)
     assert uiuc_folder() == folder
     monkeypatch.setattr(airfoil_files, "find_spec", lambda name: None)
-    with pytest.raises(FileNotFoundError, match="extra `airfoils`") as error:
+    with pytest.raises(FileNotFoundError, match=re.escape(installing("airfoils"))) as error:
         uiuc_folder()
     assert "\n" not in str(error.value)
 
