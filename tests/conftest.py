@@ -242,7 +242,7 @@ LONGEST = [
     f"test_{name}"
     for name in (
         *("processes", "golden_geotransolver", "predict", "geotransolver", "checkpoints"),
-        *("models_on_data", "transolver", "finetuning", "golden", "faults"),
+        *("models_on_data", "documentation", "transolver", "finetuning", "golden", "faults"),
         *("geotransolver_options", "fused", "whole_cloud", "flare", "export", "neighbors"),
         *("training", "import_physicsnemo", "commands", "resume", "benchmarks"),
     )
